@@ -150,7 +150,8 @@ def delete(
     run: RunArgument,
     cluster: ClusterOption = None,
     claims: Annotated[
-        bool, typer.Option("--claims", help="Also the volumes that no other run uses or has used, with all results on them.")
+        bool,
+        typer.Option("--claims", help="Also the volumes that no other run uses or used, with all results on them."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,

@@ -76,8 +76,8 @@ class JoinedEvidence:
         own = text(self.trainer, "kind")
         if own:
             return next(name for name, kind in kinds.controlled().items() if kind.resource.kind == own)
-        first = next((at(pod, "metadata", "labels") for pod in self.evidence.pods), {})
-        return text(first, labels.KIND)
+        sources = (*self.objects.get("ConfigMap", ()), self.preparation, *self.evidence.pods[:1])
+        return next((found for one in sources if (found := text(one, "metadata", "labels", labels.KIND))), "")
 
     @cached_property
     def num_nodes(self) -> int:
@@ -180,6 +180,12 @@ class JoinedEvidence:
             return False
         newest = self.prepare_pods[-1] if self.prepare_pods else None
         return newest.phase != "Succeeded" if newest is not None else bool(self.preparation)
+
+    @cached_property
+    def prepared(self) -> datetime | None:
+        """When the preparation succeeded; None where it did not, or nothing says when."""
+        done = conditions_of(self.preparation).get("Complete")
+        return done.since if done is not None and done.status == "True" else None
 
     @cached_property
     def created(self) -> datetime | None:

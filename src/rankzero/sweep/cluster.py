@@ -100,7 +100,7 @@ class _Submitted:
         if time.monotonic() >= self._next:
             self._status = run_status(self._backend.collect(self._plan.name))
             self._next = time.monotonic() + LOOK_SECONDS
-        return self._status is None or not (self._status.is_over or _is_gone(self._status))
+        return self._status is None or not (self._status.is_over or _is_deleted(self._status))
 
     def evaluations(self) -> list[float]:
         return []
@@ -114,14 +114,14 @@ class _Submitted:
         status = self._status
         if status is None:
             return None
-        if _is_gone(status):
+        if _is_deleted(status) and not self._stopped:
             return ServiceError("somebody has deleted it", where=f"run {status.run}")
         if _is_mute(status):
             what = "it is finished, and its pods are gone, which alone say what it scored"
             return ServiceError(what, where=f"run {status.run}")
         if status.phase == "Succeeded":
             return None
-        if status.exit_code == ExitCode.STOPPED or status.phase == "Stopped":
+        if status.exit_code == ExitCode.STOPPED or status.phase == "Stopped" or _is_deleted(status):
             return StoppedError(status.verdict, where=status.run)
         causes = [Problem(one.cause, status.run, one.fix) for one in status.findings if one.severity != "info"][:2]
         return _ERRORS.get(status.exit_code or 0, RankzeroError)(causes or Problem(status.verdict, status.run))
@@ -142,9 +142,9 @@ def _require_same(there: Evidence, objects: list[Manifest]) -> None:
         raise ConfigError(what, where=f"run {there.run}", hint=hint)
 
 
-def _is_gone(status: RunStatus) -> bool:
-    """Whether nothing is there of a run that was submitted."""
-    return status.phase == "Unknown"
+def _is_deleted(status: RunStatus) -> bool:
+    """Whether nothing is there of a run that was submitted, or nothing that trains it."""
+    return status.phase in ("Unknown", "Gone")
 
 
 def _is_mute(status: RunStatus) -> bool:

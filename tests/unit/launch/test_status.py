@@ -171,6 +171,52 @@ class TestPhases:
         assert run_status(replace(evidence, pods=evidence.pods[:1])).phase == "Starting"
 
 
+class TestGone:
+    """Neither what trains nor a pod of it is left: cancelled where that removes it, or cleaned up after its end."""
+
+    def left(self, *more: dict[str, Any], kind: str = "job") -> Evidence:
+        evidence = named("healthy_running").evidence
+        metadata = copy.deepcopy(evidence.objects[0]["metadata"])
+        metadata["labels"]["rankzero.dev/kind"] = kind
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        return replace(evidence, objects=(config, *more), pods=(), logs={}, events=())
+
+    def prepared(self, ended: str) -> dict[str, Any]:
+        own = {"rankzero.dev/role": "prepare", "rankzero.dev/kind": "job"}
+        condition = {"type": "Complete", "status": "True", "lastTransitionTime": ended}
+        metadata = {"name": "alpaca-qwen3-8b-prepare", "labels": own}
+        status = {"conditions": [condition]}
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {}, "status": status}
+
+    @pytest.mark.parametrize("ended", [None, "2026-11-21T12:00:00Z"])
+    def test_how_it_ended_is_not_known(self, ended: str | None) -> None:
+        status = run_status(self.left(*([self.prepared(ended)] if ended else [])))
+        assert (status.phase, status.exit_code, status.is_over, status.kind) == ("Gone", None, True, "job")
+        assert "was cancelled, or was removed after its end" in status.verdict
+        assert "/outputs/runs/alpaca-qwen3-8b" in status.verdict
+        assert status.to_json()["phase"] == "Gone" and "Gone" in as_text(status, 80)
+
+    def test_in_a_list_it_is_the_same(self) -> None:
+        """Which asks for no ConfigMap: what prepared it is all that is seen."""
+        alone = self.left(self.prepared("2026-11-21T12:00:00Z"))
+        (row,) = summarise([replace(alone, objects=alone.objects[1:])])
+        assert row.phase == "Gone"
+
+    def test_what_is_prepared_just_now_is_about_to_be_applied(self) -> None:
+        status = run_status(self.left(self.prepared("2026-11-21T12:29:30Z")))
+        assert (status.phase, status.is_over) == ("Pending", False)
+
+    def test_what_is_being_prepared_is_not_gone(self) -> None:
+        assert run_status(named("healthy_preparing").evidence).phase == "Preparing"
+
+    def test_nothing_at_all_is_unknown(self) -> None:
+        status = run_status(replace(self.left(), objects=()))
+        assert (status.phase, status.is_over) == ("Unknown", False)
+
+    def test_a_job_of_slurm_has_no_object_there(self) -> None:
+        assert run_status(self.left(kind="slurm")).phase == "Stopped"
+
+
 def test_newest_pod_counts_and_older_ones_are_restarts() -> None:
     status = run_status(named("healthy_after_restart").evidence)
     assert [(node.node, node.state, node.restarts, node.host) for node in status.nodes] == [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.api.sweeps import SweepResult, run_sweep_on
-from rankzero.errors import ConfigError, RankzeroError
+from rankzero.errors import ConfigError, RankzeroError, StoppedError
 from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import RUN as RUN_LABEL
@@ -140,11 +142,14 @@ def test_a_finished_trial_whose_pods_are_gone_is_asked_again(tmp_path: Path, clu
     assert [(trial.state, trial.value) for trial in again.trials] == [("complete", 0.5)] * 2
 
 
-@pytest.mark.parametrize(("phase", "plurals"), [("Running", ()), ("Succeeded", ("pods",))])
+@pytest.mark.parametrize(
+    ("phase", "plurals"), [("Running", ()), ("Running", ("jobs", "pods")), ("Succeeded", ("pods",))]
+)
 def test_a_trial_whose_run_is_removed_meanwhile_goes_on(
     tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, phase: str, plurals: tuple[str, ...]
 ) -> None:
-    """All of it while it runs, or its pods before they were heard."""
+    """All of it while it runs, or what trains, as somebody's `cancel` does it in a queue; or its pods before they were
+    heard."""
     once = [*life()[:2], ("hold",)] if phase == "Running" else life(words={"scores": {"eval_loss": 0.1}})
     cluster.script("node", 0, once, life(words={"scores": {"eval_loss": 0.5}}))
     look, looks, gone = there.run_status, 0, set()
@@ -158,7 +163,8 @@ def test_a_trial_whose_run_is_removed_meanwhile_goes_on(
             if evidence.run not in gone and [pod for pod in evidence.pods if pod["status"]["phase"] == phase]:
                 gone.add(evidence.run)
                 removed(cluster, evidence.run, *plurals)
-                return run_status(replace(evidence, objects=evidence.objects if plurals else (), pods=()))
+                left = [one for one in evidence.objects if plurals and not (one["kind"] == "Job" and "jobs" in plurals)]
+                return run_status(replace(evidence, objects=tuple(left), pods=()))
         return look(evidence)
 
     monkeypatch.setattr(there, "run_status", removing)
@@ -166,6 +172,33 @@ def test_a_trial_whose_run_is_removed_meanwhile_goes_on(
     result = searched(tmp_path, say=said.append)
     assert [(trial.state, trial.value) for trial in result.trials] == [("complete", 0.5)] * 2
     assert "[TRIAL 0] is started again, 1 of 3" in said
+
+
+def test_a_trial_that_its_own_sweep_has_cancelled_is_stopped_also_where_that_removes_it(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a queue of Kueue's whose Workloads this user may not change."""
+    cluster.script("node", 0, [*life()[:2], ("hold",)])
+    look = there.run_status
+    said: list[str] = []
+
+    def stopping(evidence: Evidence) -> RunStatus:
+        with cluster.store.news:
+            cluster.world.run_down()
+        if evidence.pods:
+            monkeypatch.setattr(there, "run_status", gone)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return look(evidence)
+
+    def gone(evidence: Evidence) -> RunStatus:
+        removed(cluster, evidence.run, "jobs", "pods")
+        left = tuple(one for one in evidence.objects if one["kind"] != "Job")
+        return run_status(replace(evidence, objects=left, pods=()))
+
+    monkeypatch.setattr(there, "run_status", stopping)
+    with pytest.raises(StoppedError):
+        searched(tmp_path, say=said.append)
+    assert not [line for line in said if "started again" in line]
 
 
 def test_runs_that_are_removed_at_their_end_are_refused(tmp_path: Path, cluster: FakeCluster) -> None:

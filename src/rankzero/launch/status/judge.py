@@ -12,16 +12,20 @@ from rankzero.launch.diagnose import diagnose_joined
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import Finished, JoinedEvidence
+from rankzero.launch.kinds import kind_named
 from rankzero.launch.log_lines import Progress, awaited_nodes, last_progress
 from rankzero.launch.pods import Ended, LastWords, Pod, conditions_of
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
 from rankzero.launch.untyped_json import at, seconds_between
+from rankzero.spec.kinds import KINDS
 from rankzero.wording import counted
 
 _STARTED = "[STEP] train"
 CLOCK_SLACK = timedelta(minutes=2)
 LONGEST_SILENCE = 300
 """Seconds after which the last progress line says nothing of the present."""
+APPLY_SECONDS = 60
+"""Within which a submit that waited for the preparation applies what trains."""
 _ENDED: dict[Finished, Phase] = {"succeeded": "Succeeded", "stopped": "Stopped", "failed": "Failed"}
 
 
@@ -88,8 +92,8 @@ def _phase(joined: JoinedEvidence, progress: Progress | None) -> Phase:
     """In the order of certainty: how it ended, what it was told, then what its pods do."""
     if joined.finished is not None:
         return _ENDED[joined.finished]
-    if not joined.counted and not joined.pods and not joined.prepare_pods:
-        return "Stopped" if joined.objects.get("ConfigMap") else "Unknown"  # only what its pods would mount is there
+    if not joined.trainer and not joined.pods and not joined.is_preparing:
+        return _phase_of_nobody(joined)
     alive = [pod for pod in joined.current.values() if not pod.is_over]
     put_aside = at(joined.workload, "spec").get("active") is False
     if joined.is_suspended or put_aside:
@@ -103,6 +107,19 @@ def _phase(joined: JoinedEvidence, progress: Progress | None) -> Phase:
     if not joined.current:
         return "Queued" if joined.workload and not _admitted(joined) else "Pending"
     return _phase_of_pods(joined, progress)
+
+
+def _phase_of_nobody(joined: JoinedEvidence) -> Phase:
+    """Neither what trains nor a pod of it is there, and nothing prepares it."""
+    is_there = bool(joined.objects.get("ConfigMap") or joined.preparation or joined.prepare_pods)
+    if joined.kind in KINDS and not kind_named(joined.kind).controlled:
+        if joined.prepare_pods:
+            return "Pending"
+        return "Stopped" if is_there else "Unknown"  # what its pods would mount is there
+    waited = seconds_between(joined.prepared, joined.now)
+    if waited is not None and waited < APPLY_SECONDS:
+        return "Pending"
+    return "Gone" if is_there else "Unknown"
 
 
 def _phase_of_pods(joined: JoinedEvidence, progress: Progress | None) -> Phase:
@@ -248,7 +265,7 @@ def _is_peer(end: Ended) -> bool:
 def _with_verdict(status: RunStatus) -> RunStatus:
     trouble = next((finding for finding in status.findings if finding.severity != "info"), None)
     put_aside = status.phase == "Stopped" and trouble is not None and trouble.code.startswith("queue-")
-    if trouble is not None and (put_aside or status.phase not in ("Stopped", "Succeeded")):
+    if trouble is not None and (put_aside or status.phase not in ("Stopped", "Succeeded", "Gone")):
         return replace(status, verdict=_sentence(trouble.cause))
     return replace(status, verdict=_sentence(_healthy(status)))
 
@@ -264,6 +281,10 @@ def _healthy(status: RunStatus) -> str:
     if status.phase == "Succeeded":
         place = f"; the results are in {status.run_dir}" if status.run_dir else ""
         return f"finished{f' after {of}' if of else ''}{place}"
+    if status.phase == "Gone":
+        place = f"; its results, if any, are in {status.run_dir}" if status.run_dir else ""
+        how = "was not begun, was cancelled, or was removed after its end"
+        return f"nothing of it is in the cluster that could train: it {how}{place}; submit it again to go on"
     nodes = f"{status.running} of {counted(status.num_nodes, 'node')} running"
     return {
         "Stopped": f"stopped{f' at {of}' if of else ''}; submit it again to continue",

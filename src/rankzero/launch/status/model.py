@@ -18,11 +18,13 @@ Phase = Literal[
     "Stopped",
     "Succeeded",
     "Failed",
+    "Gone",
     "Unknown",
 ]
 """Queued: its queue has not admitted it. Pending: no pod runs yet. Preparing: model and data are fetched.
 Starting: pods come up, meet and load.
-Stopped: it has ended without being finished; submitting it again continues it."""
+Stopped: it has ended without being finished; submitting it again continues it.
+Gone: neither what trains nor a pod of it is left, so nobody knows how it ended. Unknown: there is no such run."""
 
 HEALTHY = ("Running", "Completed")
 
@@ -81,7 +83,7 @@ class RunStatus:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will happen by itself."""
-        return self.phase in ("Stopped", "Succeeded", "Failed")
+        return self.phase in ("Stopped", "Succeeded", "Failed", "Gone")
 
     @property
     def running(self) -> int:

@@ -25,6 +25,7 @@ STYLES: dict[Phase, str] = {
     "Succeeded": _WELL,
     "Failed": _BAD,
     "Stopped": _ASIDE,
+    "Gone": _ASIDE,
     "Unknown": _BAD,
 }
 _MARGIN = 10

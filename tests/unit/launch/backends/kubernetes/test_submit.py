@@ -624,7 +624,8 @@ class TestKueue:
         bench.cluster.world.run_down()
         assert bench.cluster.names("jobs", "configmaps") == ["configmaps/r"]
         assert bench.heard("Kueue starts again what is suspended")
-        assert run_status(bench.backend().collect("r")).phase == "Stopped"
+        seen = run_status(bench.backend().collect("r"))
+        assert (seen.phase, seen.exit_code, seen.is_over) == ("Gone", None, True)
         bench.submit(manifests)
         assert bench.cluster.names("jobs") == ["jobs/r"]
 
