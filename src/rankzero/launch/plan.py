@@ -87,7 +87,7 @@ def make_plan(
     if problems:
         raise ConfigError(problems)
     cache = cluster.storage.get("cache")
-    kept = cache is not None and _is_kept(cache)
+    kept = cache is not None and _is_kept(cache) and not cache.is_read_only
     prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
     if prepare and not kept:
         hint = "add storage.cache with a claim or host_path, or leave prepare: auto"

@@ -234,6 +234,15 @@ def test_a_cache_that_each_pod_has_for_itself_is_not_prepared() -> None:
         plan(cluster=cluster_spec(storage=storage, prepare="always"))
 
 
+def test_nothing_is_prepared_into_a_cache_that_cannot_be_written() -> None:
+    """Which only who prepares nothing may have: it is full (spec/cluster_checks.py)."""
+    storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "cache", "read_only": True}}
+    assert not plan(cluster=cluster_spec(storage=storage, prepare="never")).prepare
+    assert not plan(cluster=cluster_spec(storage=storage)).prepare
+    with pytest.raises(ConfigError, match="no volume to prepare into"):
+        plan(cluster=cluster_spec(storage=storage, prepare="always"))
+
+
 def test_changes_change_the_hash_and_claims_do_not() -> None:
     def digest(cluster: ClusterSpec) -> str:
         return str(render(plan(cluster=cluster))[-1]["metadata"]["annotations"]["rankzero.dev/spec-hash"])

@@ -48,6 +48,8 @@ def volumes(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def clusters(draw: st.DrawFn) -> ClusterSpec:
     kind = draw(st.sampled_from(["auto", "job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]))
+    storage = draw(volumes())
+    is_full = storage.get("cache", {}).get("read_only")  # nothing is prepared into it
     nodes = draw(st.integers(1, 64))
     value: dict[str, Any] = {
         "namespace": draw(NAMES),
@@ -64,7 +66,8 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
             "shm": draw(st.sampled_from([None, "1Gi"])),
             "rdma": draw(st.sampled_from([None, "rdma/ib", "vpc.amazonaws.com/efa"])),
         },
-        "storage": draw(volumes()),
+        "storage": storage,
+        "prepare": "never" if is_full else "auto",
         "secrets": draw(
             st.dictionaries(
                 st.sampled_from(["hf_token", "HF_TOKEN", "WANDB_API_KEY"]),
