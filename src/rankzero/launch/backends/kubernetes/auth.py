@@ -47,20 +47,39 @@ class Connection:
 def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     """Open no connection yet, but have everything for one. Raises ConfigError, or AccessError for a failed login."""
     chosen = find_config(context, env)
-    config = chosen.config
+    user = chosen.config.user or User()
+    config = chosen.config._replace(user=user)
     try:
-        config = config._replace(user=config.user or User())
+        _must_have_key(user)
         params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config)
-    except (KubeconfigError, OSError, ValueError) as error:
+        if user.exec is not None:
+            params["auth"] = ExecLogin(user.exec, server=config.cluster.server, tls=params["verify"])
+        elif user.token_file is not None:
+            params["auth"] = TokenFile(Path(user.token_file))
+        http = httpx2.Client(**{**params, "limits": LIMITS, "headers": {"User-Agent": "rankzero"}})
+    except ImportError as error:  # of httpx, whose own words name a package that is not ours
+        where = f"{_place(env)} proxy-url" if chosen.proxy else _variable_of_socks()
+        hint = "`pip install socksio`, or name a proxy that speaks HTTP"
+        raise ConfigError("a SOCKS proxy needs the package socksio", where=where, hint=hint) from error
+    except (KubeconfigError, httpx2.InvalidURL, OSError, TypeError, ValueError) as error:
         hint = "`kubectl config view` shows what the context refers to"
         raise ConfigError(f"cannot use context {config.context_name}: {error}", where=_place(env), hint=hint) from error
-    if config.user is not None and config.user.exec is not None:
-        params["auth"] = ExecLogin(config.user.exec, server=config.cluster.server, tls=params["verify"])
-    http = httpx2.Client(**{**params, "limits": LIMITS, "headers": {"User-Agent": "rankzero"}})
     if chosen.server_name is not None:
         name = chosen.server_name
         http.event_hooks["request"].append(lambda request: request.extensions.update(sni_hostname=name))
     return Connection(http, config.cluster.server, config.context_name)
+
+
+def _must_have_key(user: User) -> None:
+    """lightkube takes a certificate for one with a key."""
+    if (user.client_cert or user.client_cert_data) and not (user.client_key or user.client_key_data):
+        raise KubeconfigError("its user has a client certificate and no key")
+
+
+def _variable_of_socks() -> str:
+    """Of this machine's proxies, which httpx takes from the environment."""
+    names = [name for name, value in os.environ.items() if name.upper().endswith("_PROXY") and "socks" in value.lower()]
+    return f"environment {names[0]}" if names else "proxy of this machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +104,11 @@ def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
         hint = f"correct {VARIABLE}, or unset it to use ~/.kube/config"
         raise ConfigError(f"no such file: {', '.join(map(str, named))}", where=f"environment {VARIABLE}", hint=hint)
     if context is None and "KUBERNETES_SERVICE_HOST" in env and Path(SERVICE_ACCOUNT, "token").is_file():
-        inside = KubeConfig.from_service_account().get()
+        try:
+            inside = KubeConfig.from_service_account(SERVICE_ACCOUNT).get()
+        except (KubeconfigError, KeyError, OSError, ValueError) as error:
+            what = f"the service account of this pod cannot be used: {error}"
+            raise ConfigError(what, where=SERVICE_ACCOUNT, hint=f"set {VARIABLE} to a kubeconfig instead") from error
         if inside is not None:
             return Chosen(inside)
     hint = f"set {VARIABLE}, or save the cluster's kubeconfig as ~/.kube/config"
@@ -148,7 +171,8 @@ _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFil
 def _resolved(value: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths are relative to the file that they stand in."""
     found: dict[str, Any] = {
-        key: str(folder.absolute() / value[key]) if key in _FILES and value[key] else value[key] for key in value
+        key: str(folder.absolute() / named) if key in _FILES and isinstance(named, str) and named else named
+        for key, named in value.items()
     }
     login = found.get("exec")
     if isinstance(login, dict) and "/" in str(login.get("command")):  # else it is looked for in PATH
@@ -174,6 +198,24 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _place(env: Mapping[str, str]) -> str:
     return env.get(VARIABLE) or "~/.kube/config"
+
+
+class TokenFile(httpx2.Auth):
+    """A token that others renew in its file, as a kubelet does. Raises AccessError where it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """Put what is in the file by now on a request."""
+        try:
+            token = self._path.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+            hint = "log in again, or correct tokenFile in the kubeconfig"
+            raise AccessError(f"cannot be read: {why}", where=f"tokenFile {self._path}", hint=hint) from None
+        _put(request, token)
+        yield request
 
 
 class ExecLogin(httpx2.Auth):
@@ -229,8 +271,8 @@ class ExecLogin(httpx2.Auth):
                 self._take_certificate(str(certificate), str(status["clientKeyData"]))
             elif not token:
                 raise KeyError
-            return token, datetime.fromisoformat(ends) if ends else None
-        except (ValueError, KeyError, TypeError, ssl.SSLError):  # the cause holds its output
+            return token, _moment(ends) if ends else None
+        except (AttributeError, ValueError, KeyError, TypeError, ssl.SSLError):  # the cause holds its output
             raise AccessError("it gave no token and no certificate", where=where, hint="log in again") from None
 
     def _take_certificate(self, certificate: str, key: str) -> None:
@@ -241,6 +283,11 @@ class ExecLogin(httpx2.Auth):
             file.write(f"{certificate.rstrip()}\n{key}")
             file.flush()
             self._tls.load_cert_chain(file.name)
+
+
+def _moment(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _put(request: httpx2.Request, token: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import yaml
 from lightkube.config.models import UserExec
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
+from rankzero.launch.backend import LogQuery
+from rankzero.launch.backends.kubernetes import auth
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
@@ -138,6 +141,111 @@ def test_a_login_command_that_fails(bench: Bench, tmp_path: Path, body: str, wor
     with pytest.raises(AccessError, match=words) as caught:
         open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"status": "x"}',
+        '{"status": null}',
+        '{"status": []}',
+        "[1]",
+        "7",
+        '{"status": {"token": ["a"], "expirationTimestamp": 5}}',
+    ],
+)
+def test_a_login_command_that_says_something_else(bench: Bench, tmp_path: Path, said: str) -> None:
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [said]}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    with pytest.raises(AccessError, match="it gave no token and no certificate"):
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+
+
+def test_an_end_without_a_time_zone_is_in_utc(bench: Bench, tmp_path: Path) -> None:
+    said = json.dumps({"status": {"token": TOKEN, "expirationTimestamp": "2100-01-01T00:00:00"}})
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [said]}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    backend = open_kubernetes(None, "train", say=bench.said.append, env=env)
+    assert backend.runs() == backend.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ({"client-certificate-data": "aGVsbG8="}, "a client certificate and no key"),
+        ({"client-certificate": "/nowhere"}, "a client certificate and no key"),
+        ({"tokenFile": 5}, "not a kubeconfig"),
+    ],
+)
+def test_a_user_that_is_not_whole(tmp_path: Path, user: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        connect(None, write(tmp_path / "k", config("https://127.0.0.1:1", **user)))
+    assert str(tmp_path / "k") in caught.value.problems[0].where
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_of_a_token_that_cannot_be_read(bench: Bench, tmp_path: Path, content: bytes | None) -> None:
+    """It may be gone by the time that it is read again."""
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    env = write(tmp_path / "k", config(bench.cluster.url, tokenFile=str(file)))
+    backend = open_kubernetes(None, "train", say=bench.said.append, env=env)
+    assert backend.runs() == []
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(AccessError, match="cannot be read") as caught:
+        list(backend.logs("r", LogQuery(follow=True)))
+    (problem,) = caught.value.problems
+    assert problem.where == f"tokenFile {file}" and "log in again" in problem.hint
+
+
+def test_a_token_that_was_renewed_in_its_file_is_taken(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("of before")
+    env = write(tmp_path / "k", config(bench.cluster.url, tokenFile=str(file)))
+    backend = open_kubernetes(None, "train", say=bench.said.append, env=env)
+    with pytest.raises(AccessError, match="does not accept these credentials"):
+        backend.runs()
+    file.write_text(f"{TOKEN}\n")
+    assert backend.runs() == []
+
+
+def without_socks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+
+
+def test_a_proxy_of_the_cluster_that_needs_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_socks(monkeypatch)
+    value = config("http://cluster.invalid", token=TOKEN)
+    value["clusters"][0]["cluster"]["proxy-url"] = "socks5://127.0.0.1:9"
+    with pytest.raises(ConfigError, match="a SOCKS proxy needs the package socksio") as caught:
+        connect(None, write(tmp_path / "k", value))
+    (problem,) = caught.value.problems
+    assert problem.where == f"{tmp_path / 'k'} proxy-url" and "pip install socksio" in problem.hint
+
+
+def test_a_proxy_of_this_machine_that_needs_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_socks(monkeypatch)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="a SOCKS proxy needs the package socksio") as caught:
+        connect(None, write(tmp_path / "k", config("http://cluster.invalid", token=TOKEN)))
+    assert caught.value.problems[0].where == "environment ALL_PROXY"
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [("proxy-url", "foo"), ("proxy-url", "http://127.0.0.1:abc"), ("server", "http://127.0.0.1:abc")]
+)
+def test_an_address_that_is_none(tmp_path: Path, part: str, text: str) -> None:
+    value = config("http://cluster.invalid", token=TOKEN)
+    value["clusters"][0]["cluster"][part] = text
+    with pytest.raises(ConfigError, match="cannot use context here"):
+        connect(None, write(tmp_path / "k", value))
+
+
+def test_a_service_account_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setattr(auth, "SERVICE_ACCOUNT", str(tmp_path))
+    with pytest.raises(ConfigError, match="service account of this pod cannot be used"):
+        connect(None, {"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 
 
 def test_a_login_command_that_is_not_installed(bench: Bench, tmp_path: Path) -> None:
