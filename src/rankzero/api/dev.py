@@ -126,7 +126,8 @@ def run_spec(
     from rankzero.launch.warm.commands import run_together
     from rankzero.launch.warm.sync import RUN
 
-    plan = _plan_in(reading, cluster)
+    made = {"num_nodes": len(pods), "nproc_per_node": pods[0].nproc}  # what `up` was told besides is in no file
+    plan = _plan_in(reading, cluster.model_copy(update=made))
     _send(backend, pods, RUN, _files_of(plan))
     command = ["python", "-m", "rankzero.launch.node", plan.config_dir]
     env = {pod.name: {"RANKZERO_NODE": str(pod.node)} for pod in pods}

@@ -12,15 +12,17 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from rankzero.api.dev import down, jupyter, sync, wait_until_warm, warm_plan
+from rankzero.api.dev import down, jupyter, run_spec, sync, wait_until_warm, warm_plan
 from rankzero.errors import ConfigError, ServiceError, UsageError
 from rankzero.launch.node.group import end_group
+from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.render import render
 from rankzero.launch.render.container import IDLE_COMMAND
 from rankzero.launch.warm.commands import ranks, run_together
 from rankzero.launch.warm.gpus import look
 from rankzero.launch.warm.pods import WarmPod, must_be_warm
 from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.load import read_run_spec
 from tests.support.fake_cluster import plain
 from tests.support.jupyter import stand_in
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench
@@ -77,6 +79,22 @@ def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod]
     code = run_together(backend, pods, command, env, 5.0, lambda pod, text: heard.append((pod.name, text)))
     assert code == 4 and sorted(heard) == [("dev-0", "ran"), ("dev-1", "ran")]
     assert bench.cluster.faults_of_its_own == []
+
+
+def test_a_run_takes_as_many_nodes_and_processes_as_there_are(
+    bench: Bench, pods: list[WarmPod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dev up cluster.nproc_per_node=8` made them, and cluster.yaml does not know of it."""
+    (tmp_path / "run.yaml").write_text("model: {name: org/m}\ndata: {train: org/rows}\noutput_dir: runs\n")
+    reading = read_run_spec(tmp_path / "run.yaml", [], env={}, for_pods=True)
+    there = [replace(pod, nproc=8) for pod in pods]
+    monkeypatch.setattr("rankzero.launch.warm.commands.run_together", lambda *_: 0)
+    written = PLACE.model_copy(update={"num_nodes": 1, "nproc_per_node": 1})
+    assert run_spec(bench.backend(), there, reading, written, lambda *_: None) == 0
+    for pod in ("dev-0", "dev-1"):
+        (file,) = (tmp_path / pod).rglob("node.json")
+        settings = NodeSettings.from_json(file.read_text())
+        assert (settings.num_nodes, settings.nproc_per_node) == (2, 8)
 
 
 @pytest.fixture
