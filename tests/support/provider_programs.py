@@ -89,9 +89,11 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         return 1, "", f"Error: rpc error: code = NotFound desc = {kind} {name} not found"
     thing = things[name]
     thing["looks"] -= 1
-    status = {"state": "PROVISIONING" if thing["looks"] >= 0 else "RUNNING"}
+    status = {"state": thing.get("state") or ("PROVISIONING" if thing["looks"] >= 0 else "RUNNING")}
     thing["looks"] = max(0, thing["looks"])
-    return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "status": status}), ""
+    count = thing.get("options", {}).get("--fixed-node-count")
+    spec = {"fixed_node_count": count} if count else {}  # a number as text, as protobuf's JSON has it
+    return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "spec": spec, "status": status}), ""
 
 
 def deleted(there: dict[str, dict[str, Any]], kind: str, id: str) -> Answer:
@@ -147,10 +149,13 @@ def kind(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     name = options.get("--name", "")
     if rest == ["get", "clusters"]:
         return 0, "\n".join(things), "" if things else "No kind clusters found."
+    if rest == ["get", "nodes"]:
+        workers = things[name]["stdin"].count("role: worker")
+        return 0, "\n".join([f"{name}-control-plane", *(f"{name}-worker{n or ''}" for n in range(workers))]), ""
     if rest[0] == "create":
         if name in things:
             return 1, "", f"ERROR: failed to create cluster: node(s) already exist for {name}"
-        things[name] = {"options": options}
+        things[name] = {"options": options, "stdin": state["calls"][-1][-1]}
     elif rest[0] == "delete":
         things.pop(name, None)
         state["contexts"] = [one for one in state["contexts"] if one != f"kind-{name}"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from rankzero.errors import ConfigError
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Commands, Facts, Found, Step
 from rankzero.spec.infra_spec import ChartSpec
+from rankzero.wording import counted
 
 
 def access(name: str, make: Commands) -> Step:
@@ -46,6 +49,18 @@ def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
         return [Command(("helm", "uninstall", chart.name, "--kube-context", facts["kubeconfig"]))]
 
     return Step("chart", chart.name, find, make, remove, needs=("kubeconfig",), inside="cluster")
+
+
+def sized(found: Found, title: str, has: int, wanted: int, more: str) -> Found:
+    """What holds hosts, with what there is to say where it holds another number: nobody makes those that are missing,
+    and `more` says how to get them."""
+    if has == wanted:
+        return found
+    what = f"{title} has {counted(has, 'host')}, and is to have {wanted}"
+    if has > wanted:
+        return replace(found, note=f"{what}: it stays as it is")
+    hint = f"{more}; or set nodes.count back to {has}"
+    return replace(found, trouble=ConfigError(what, where="nodes.count", hint=hint))
 
 
 def nodes_ready(count: int) -> Step:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rankzero.errors import ConfigError, ServiceError
+from rankzero.errors import ConfigError, RankzeroError, ServiceError
 from rankzero.provision.programs import Command, Programs, Say
 from rankzero.provision.record import Record
 from rankzero.spec.infra_spec import InfraSpec
@@ -24,6 +24,10 @@ class Found:
     id: str
     ready: bool = True
     """Whether what follows can use it."""
+    trouble: RankzeroError | None = None
+    """Why it never will: what would be made stops there. It is taken down as everything is."""
+    note: str = ""
+    """In what it is not what was asked for, where that stops nothing."""
 
 
 Find = Callable[[Programs, Facts], Found | None]
@@ -35,6 +39,13 @@ def no_commands(_facts: Facts) -> list[Command]:
     return []
 
 
+def _usable(found: Found) -> Found:
+    """Raises its trouble."""
+    if found.trouble is not None:
+        raise found.trouble
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One thing."""
@@ -42,7 +53,8 @@ class Step:
     kind: str
     name: str
     find: Find
-    """Looks for it by its name; None: there is none. Raises ServiceError where the answer is neither."""
+    """Looks for it by its name; None: there is none. Raises ServiceError where the answer is neither. What is there and
+    is of no use is found all the same, with its trouble: who takes it down has to know."""
     make: Commands = no_commands
     remove: Commands = no_commands
     needs: tuple[str, ...] = ()
@@ -113,7 +125,7 @@ class Walk:
             askable = look and step.among is None and facts.keys() >= set(step.needs)
             found = self._found(step, facts) if askable else None
             if found is not None:
-                facts[step.kind] = found.id
+                facts[step.kind] = _usable(found).id
             else:
                 unknown[step.kind] = f"<{step.kind}>"
             planned.append((step, None if found is not None else step.make({**unknown, **facts})))
@@ -170,6 +182,8 @@ class Walk:
                 raise ServiceError(f"{step.title} was made, and is not to be found", hint="give the same command again")
         elif step.is_made and not self._is_ours(step, found):
             self.say(f"{step.title} was there before: it is used, and will not be deleted")
+        if found.note:
+            self.say(found.note)
         found = self._ready(step, facts, found)
         if self._is_ours(step, found):
             self.record.put(step.kind, step.name, found.id)
@@ -223,7 +237,7 @@ class Walk:
 
     def _ready(self, step: Step, facts: Facts, found: Found) -> Found:
         until = self.clock() + self.ready_seconds
-        while not found.ready:
+        while not _usable(found).ready:
             if self.clock() >= until:
                 what = f"{step.title} is not ready after {self.ready_seconds:.0f} s"
                 raise ServiceError(what, where=step.kind, hint="give the same command again: it goes on waiting")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,70 @@ def test_what_is_still_being_made_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="is not ready after 1800 s"):
         never.create()
     assert sum(never.slept) >= 1800
+
+
+@pytest.mark.parametrize("state", ["ERROR", "DELETING"])
+@pytest.mark.parametrize("kind", ["filesystem", "node-group", "cluster", "service-account"])
+def test_what_cannot_be_used_any_more_is_taken_down_like_the_rest(bench: Bench, kind: str, state: str) -> None:
+    """Hosts cost what they cost, whatever has become of the file system beside them."""
+    bench.create()
+    (thing,) = bench.state["things"][kind].values()
+    thing["state"] = state
+    for act in (bench.create, bench.walk().plan):
+        with pytest.raises(ServiceError, match=f"is there and cannot be used: {state}"):
+            act()
+    before = len(bench.changes())
+    assert bench.delete() == ["node-group", "service-account", "cluster"]
+    assert bench.delete(with_data=True) == ["filesystem"]
+    assert bench.things == {} and len(bench.changes()) > before
+
+
+def test_what_breaks_while_it_is_waited_for_is_not_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, NEBIUS, slow=10**6)
+    walk = bench.walk()
+
+    def breaks(seconds: float) -> None:
+        bench.slept.append(seconds)
+        bench.state["things"]["cluster"]["reza-k8s1"]["state"] = "ERROR"
+
+    with pytest.raises(ServiceError, match="cannot be used: ERROR"):
+        replace(walk, sleep=breaks).create()
+    assert len(bench.slept) == 1
+    bench.delete()
+    assert bench.things == {}
+
+
+@pytest.mark.parametrize(("text", "command"), [(NEBIUS, "--fixed-node-count 4"), (KIND, "cluster delete")])
+def test_hosts_that_nobody_makes_are_not_waited_for(tmp_path: Path, text: str, command: str) -> None:
+    """Their number was raised after they were made; what is there is not made again."""
+    bench = Bench(tmp_path, text)
+    bench.create()
+    bench.file.write_text(text.replace("count: 2", "count: 4"))
+    for act in (bench.create, bench.walk().plan):
+        with pytest.raises(ConfigError, match="has 2 hosts, and is to have 4") as raised:
+            act()
+        assert raised.value.problems[0].where == "nodes.count" and command in raised.value.problems[0].hint
+    assert not bench.slept
+    assert bench.delete(with_data=True) and bench.things == {}
+
+
+@pytest.mark.parametrize("text", [NEBIUS, KIND])
+def test_hosts_that_are_more_than_asked_for_are_used_and_named(tmp_path: Path, text: str) -> None:
+    bench = Bench(tmp_path, text)
+    bench.create()
+    bench.file.write_text(text.replace("count: 2", "count: 1"))
+    bench.create()
+    assert [one for one in bench.said if "has 2 hosts, and is to have 1: it stays as it is" in one]
+
+
+def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Bench) -> None:
+    """One that grows and shrinks by itself, say."""
+    bench.create()
+    del bench.state["things"]["node-group"]["mk8s-node-group-reza"]["options"]["--fixed-node-count"]
+    programs = StandIns(bench.state, bench.file.parent)
+    (step,) = [one for one in provider("nebius").steps(bench.spec) if one.kind == "node-group"]
+    found = step.find(programs, {"cluster": "cluster-reza-k8s1"})
+    assert found is not None and found.trouble is None and found.note == ""
 
 
 def test_an_outage_is_no_answer(bench: Bench) -> None:

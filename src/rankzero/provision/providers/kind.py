@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankzero.provision.kubernetes import access, nodes_ready
+from rankzero.provision.kubernetes import access, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Found, Step
 from rankzero.spec.infra_spec import InfraSpec
@@ -23,7 +23,15 @@ PROVIDER = Kind()
 
 def _cluster(spec: InfraSpec) -> Step:
     def find(programs: Programs, _facts: Facts) -> Found | None:
-        return Found(spec.name) if spec.name in programs.ask("kind", "get", "clusters").split() else None
+        if spec.name not in programs.ask("kind", "get", "clusters").split():
+            return None
+        names = programs.ask("kind", "get", "nodes", "--name", spec.name).split()
+        workers = sum("-worker" in name.removeprefix(spec.name) for name in names)
+        if not names:
+            return Found(spec.name)
+        # one host alone is the control plane, which otherwise is none
+        more = "kind adds none: `rankzero cluster delete`, and create it again"
+        return sized(Found(spec.name), f"cluster {spec.name}", workers or 1, spec.nodes.count, more)
 
     def make(_facts: Facts) -> list[Command]:
         image = () if spec.kubernetes_version is None else ("--image", f"kindest/node:v{spec.kubernetes_version}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rankzero.errors import ServiceError
-from rankzero.provision.kubernetes import access, helm_release, nodes_ready
+from rankzero.provision.kubernetes import access, helm_release, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Find, Found, Step
 from rankzero.spec.infra_spec import FilesystemSpec, InfraSpec, NodesSpec
@@ -113,7 +115,15 @@ def _node_group(spec: InfraSpec) -> Step:
     def remove(facts: Facts) -> list[Command]:
         return [_nebius("mk8s", "node-group", "delete", "--id", facts["node-group"])]
 
-    find = _by_name("mk8s", "node-group", name=nodes.name, parent="cluster")
+    def judge(found: Found, value: Mapping[str, Any]) -> Found:
+        has = str((value.get("spec") or {}).get("fixed_node_count") or "")
+        if not has.isdigit():  # it grows and shrinks by itself
+            return found
+        update = f"nebius mk8s node-group update --id {found.id} --fixed-node-count {nodes.count}"
+        more = f"change it there, such as by `{update}`, and give the same command again"
+        return sized(found, f"node-group {nodes.name}", int(has), nodes.count, more)
+
+    find = _by_name("mk8s", "node-group", name=nodes.name, parent="cluster", judge=judge)
     return Step("node-group", nodes.name, find, make, remove, needs=tuple(needs))
 
 
@@ -152,7 +162,11 @@ def _nebius(*words: str) -> Command:
     return Command(("nebius", *words))
 
 
-def _by_name(*service: str, name: str, parent: str | None = None) -> Find:
+Judge = Callable[[Found, Mapping[str, Any]], Found]
+"""What else there is to say of something that is there, from the whole answer."""
+
+
+def _by_name(*service: str, name: str, parent: str | None = None, judge: Judge = lambda found, _value: found) -> Find:
     """Ask for what is called so, within what it belongs to."""
 
     def find(programs: Programs, facts: Facts) -> Found | None:
@@ -162,9 +176,11 @@ def _by_name(*service: str, name: str, parent: str | None = None) -> Find:
         if value is None:
             return None
         state = str((value.get("status") or {}).get("state") or "")
+        found = Found(str(value["metadata"]["id"]), ready=state not in (*_UNDER_WAY, *_LOST))
         if state in _LOST:
             hint = "wait until it is gone, or remove it, and give the same command again"
-            raise ServiceError(f"{name} is there and cannot be used: {state}", where=" ".join(service), hint=hint)
-        return Found(str(value["metadata"]["id"]), ready=state not in _UNDER_WAY)
+            what = f"{name} is there and cannot be used: {state}"
+            return replace(found, trouble=ServiceError(what, where=" ".join(service), hint=hint))
+        return judge(found, value)
 
     return find
