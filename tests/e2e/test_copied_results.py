@@ -12,7 +12,7 @@ from rankzero.api.pulling import pull
 from rankzero.api.sweeps import load_sweep, run_sweep
 from rankzero.api.training import kept_elsewhere
 from rankzero.engine.hooks import Hooks
-from rankzero.errors import StoppedError
+from rankzero.errors import ConfigError, StoppedError
 from rankzero.persist import copying, pulling
 from rankzero.run_dir.atomic import MANIFEST, read_manifest, verify_directory
 from rankzero.run_dir.goodput import read_starts
@@ -37,10 +37,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield served
 
 
-def start(spec: RunSpec, hooks: Hooks | None = None) -> None:
+def start(spec: RunSpec, hooks: Hooks | None = None, allow_changes: tuple[str, ...] = ()) -> None:
     """As the command does it, in this process."""
-    with kept_elsewhere(spec):
-        run_here(spec, hooks=hooks)
+    with kept_elsewhere(spec, allow_changes):
+        run_here(spec, hooks=hooks, allow_changes=allow_changes)
 
 
 def outage_and_stop(store: Store, stop_after: int) -> Hooks:
@@ -91,6 +91,33 @@ def test_through_an_outage_and_without_its_directory(
     assert weights(pulled.root) == weights(run_root(here))
     verify_directory(pulled.final)
     verify_directory(pulled.checkpoint(12))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_another_run_of_this_name_stays_as_it_is(store: Store, tmp_path: Path, tiny: Path, steps: int) -> None:
+    """In the store, where it was trained for less or for longer, and so does the one here."""
+    url = f"s3://{BUCKET}/results"
+    start(small_spec(tmp_path, tiny, output_url=url, output_dir=str(tmp_path / "a"), train__max_steps=2))
+    there = store.objects()
+    changes = {"output_dir": str(tmp_path / "b"), "train__max_steps": steps, "train__learning_rate": 0.003}
+    run_here(small_spec(tmp_path, tiny, **changes))
+    here = {path: path.stat().st_mtime_ns for path in (tmp_path / "b").rglob("*")}
+    again = small_spec(tmp_path, tiny, output_url=url, **changes)
+    with pytest.raises(ConfigError, match=r"train\.learning_rate: 0\.01 in the checkpoint, 0\.003 now"):
+        start(again)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "b").rglob("*")} == here
+    assert store.objects() == there
+
+
+def test_a_change_that_is_allowed_goes_on_from_the_store(store: Store, tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, output_url=f"s3://{BUCKET}/results", train__max_steps=1)
+    start(spec)
+    shutil.rmtree(run_root(spec))
+    longer = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 2})})
+    with pytest.raises(ConfigError, match="a run of another length"):
+        start(longer)
+    start(longer, allow_changes=("train.max_steps",))
+    assert f"results/small/checkpoints/step-2/{MANIFEST}" in store.objects()
 
 
 def test_a_sweeps_trials_are_copied_under_its_name(store: Store, tmp_path: Path, tiny: Path) -> None:

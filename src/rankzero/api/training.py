@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -98,7 +98,7 @@ def run_to_end(
     spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
-    with kept_elsewhere(spec):
+    with kept_elsewhere(spec, options.allow_changes):
         if in_process and options.smoke is not None:
             from rankzero.engine.smoke.check import smoke  # of the training stack it imports torch alone
 
@@ -126,14 +126,14 @@ def settled_elsewhere(spec: RunSpec) -> RunSpec:
 
 
 @contextmanager
-def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
+def kept_elsewhere(spec: RunSpec, allowed: Collection[str] = ()) -> Iterator[None]:
     """As copying.kept_elsewhere, said on standard error. Under torchrun rank 0 does it."""
     if spec.output_url is None or os.environ.get("RANK", "0") != "0":
         yield
         return
     from rankzero.persist import copying
 
-    with copying.kept_elsewhere(spec, _said()):
+    with copying.kept_elsewhere(spec, _said(), allowed=allowed):
         yield
 
 

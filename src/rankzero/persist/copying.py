@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ def settled_by_copies(spec: RunSpec, urls: Sequence[str], say: Say) -> RunSpec:
     def newest() -> Mapping[str, Any] | None:
         for url in urls:
             try:
-                held = _tried(RunStore(run_dir, url).newest_manifest, say)
+                held = _tried(RunStore(run_dir, url, spec).newest_manifest, say)
             except StorageError as error:
                 raise _not_started(error, url) from error
             if held is not None:
@@ -56,10 +56,12 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
     """Before a start: fill the run directory from its store where that has a newer checkpoint, or alone has any.
 
     Raises StorageError where the store does not answer and nothing is here: the run may be there, and a new one would
-    write over it. With a checkpoint here it is only said. Raises StorageError where another process trains here.
+    write over it. With a checkpoint here it is only said. Raises OtherRunError where the store has another run under
+    this name, StorageError where another process trains here.
     """
     here = max(run_dir.committed_steps(), default=None)
     try:
+        _tried(store.require_ours, say)
         there = _tried(store.newest_step, say)
         if there is None or (here is not None and there <= here):
             return
@@ -79,19 +81,22 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
 
 
 @contextmanager
-def kept_elsewhere(spec: RunSpec, say: Say, *, hurried: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Where the spec names an object store: what it has of the run comes first, what is committed goes there. `hurried`
-    is as in `copied`.
+def kept_elsewhere(
+    spec: RunSpec, say: Say, *, allowed: Collection[str] = (), hurried: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Where the spec names an object store: what it has of the run comes first, what is committed goes there. `allowed`
+    are fields that may have changed, `hurried` is as in `copied`.
 
     A store that fails is spoken of and changes no run's end: all is here, and the same command copies what is missing.
-    Raises StorageError before the run where it may be in a store that does not answer.
+    Raises, before the run, OtherRunError where the store has another run under this name, and StorageError where it
+    does not answer and this one may be there.
     """
     url = copy_url(spec)
     if url is None:
         yield
         return
     run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
-    store = RunStore(run_dir, url)
+    store = RunStore(run_dir, url, spec, allowed)
     bring_back(run_dir, store, say)
     failures: list[StorageError] = []
     try:

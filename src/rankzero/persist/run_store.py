@@ -5,19 +5,21 @@ A checkpoint is whole when its manifest is there, which is written last here as 
 
 from __future__ import annotations
 
-import json
 import posixpath
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from rankzero.directories import files_below
-from rankzero.errors import StorageError
+from rankzero.errors import ConfigError, StorageError
 from rankzero.persist.objects import fetch, files_in, inside, open_store, store_errors
-from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, stage_name, verify_directory
+from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, read_manifest, stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.result import FINAL
+from rankzero.run_dir.same_run import others_run, with_way_out
+from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.run_spec import RunSpec
 
 LINKS = ("best", "last")
@@ -46,32 +48,55 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-class RunStore:
-    """The copy of one run directory."""
+class OtherRunError(ConfigError):
+    """The store has another run under the name of this one."""
 
-    def __init__(self, run_dir: RunDir, url: str) -> None:
+
+class RunStore:
+    """The copy of one run directory. Nothing is brought from another run's, or written over it."""
+
+    def __init__(self, run_dir: RunDir, url: str, spec: RunSpec, allowed: Collection[str] = ()) -> None:
+        """`allowed`: fields that may have changed since what is there was made."""
         self._run_dir, self.url = run_dir, url
+        self._spec, self._allowed = spec, allowed
+        self._is_ours = False
         with store_errors(url):
             self._store, self._root = open_store(url)
         self._sent: dict[str, tuple[int, ...]] = {}
         self._steps: set[int] | None = None
         self._damaged: set[int] = set()
 
+    def require_ours(self) -> None:
+        """Raise OtherRunError where the store has another run under this name, by its newest checkpoint or, without
+        one, its result: a start that came to neither has left nothing to lose. Raises StorageError."""
+        if self._is_ours:
+            return
+        there = self.newest_manifest()
+        here = newest_manifest(self._run_dir)
+        problems = [] if there is None else others_run(there, here, self._spec, self._allowed)
+        if problems:
+            raise OtherRunError(with_way_out(problems, self.url, self._spec))
+        self._is_ours = True
+
+    def newest_manifest(self) -> dict[str, Any] | None:
+        """Of the newest whole checkpoint there that has a readable one, else of the result; None: there is none. Raises
+        StorageError."""
+        with store_errors(self.url):
+            names = [f"checkpoints/step-{step}" for step in sorted(self._remote_steps(), reverse=True)]
+            names += [FINAL] if self._store.exists(posixpath.join(self._root, FINAL, MANIFEST)) else []
+            for name in names:
+                with tempfile.TemporaryDirectory() as place:
+                    fetch(self._store, posixpath.join(self._root, name, MANIFEST), Path(place) / MANIFEST)
+                    try:
+                        return read_manifest(Path(place))
+                    except StorageError:
+                        continue  # spoken of when it is verified
+        return None
+
     def newest_step(self) -> int | None:
         """Step of the newest whole checkpoint there; None: there is none. Raises StorageError."""
         with store_errors(self.url):
             return max(self._remote_steps(), default=None)
-
-    def newest_manifest(self) -> dict[str, Any] | None:
-        """What the newest whole checkpoint there says of itself, as far as it can be read. Raises StorageError."""
-        with store_errors(self.url):
-            for step in sorted(self._remote_steps(), reverse=True):
-                text = self._store.cat_file(posixpath.join(self._root, f"checkpoints/step-{step}", MANIFEST))
-                with suppress(ValueError):
-                    value = json.loads(text)
-                    if isinstance(value, dict) and "spec" in value:
-                        return value
-        return None
 
     def restore(self, say: Callable[[str], None]) -> int | None:
         """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, and the run's
@@ -127,7 +152,12 @@ class RunStore:
         return int(step) if step.isdigit() else -1
 
     def upload(self) -> None:
-        """Copy what is new. Raises StorageError; what was copied stays, and the next call goes on."""
+        """Copy what is new. Raises StorageError, also where another run is there; what was copied stays, and the next
+        call goes on."""
+        try:
+            self.require_ours()
+        except OtherRunError as error:  # this run has trained: only its copy has no place
+            raise StorageError(error.problems) from error
         with store_errors(self.url):
             here = self._run_dir.committed_steps()
             if self._steps is None:

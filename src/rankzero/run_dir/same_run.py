@@ -8,10 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from rankzero.errors import ConfigError, Problem
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import LENGTH, compare, name_beside
+from rankzero.spec.diff import IDENTITIES, LENGTH, compare, name_beside
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -34,6 +36,25 @@ def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, allowed: Collection
         raise ConfigError(with_way_out(problems, run_dir, spec))
 
 
+def others_run(
+    there: dict[str, Any], here: dict[str, Any] | None, spec: RunSpec, allowed: Collection[str]
+) -> list[Problem]:
+    """Why what is elsewhere under this run's name is another run's, by the manifest of its newest checkpoint or of its
+    result; [] where it is this run's. `here`: the manifest of the newest checkpoint of this run here, which knows more
+    of it than its spec."""
+    try:
+        problems, _ = spec_changes(there, spec, allowed)
+    except ValidationError:
+        return [Problem("it was made by a version of rankzero whose specs this one does not read")]
+    problems += [
+        Problem(f"{words} there and here are not the same", name, f"put it right, or pass --allow-change {name}")
+        for name, words in IDENTITIES.items()
+        if here is not None and name in there and there[name] != here.get(name)
+        if name not in allowed and spec.resume != "continue"
+    ]
+    return problems
+
+
 def spec_changes(
     manifest: dict[str, Any], spec: RunSpec, allowed: Collection[str]
 ) -> tuple[list[Problem], Differences]:
@@ -52,15 +73,17 @@ def spec_changes(
     return problems, Differences(tuple(notices), tuple(accepted))
 
 
-def with_way_out(problems: list[Problem], run_dir: RunDir, spec: RunSpec) -> list[Problem]:
-    """What to do about such problems, before them."""
+def with_way_out(problems: list[Problem], place: RunDir | str, spec: RunSpec) -> list[Problem]:
+    """What to do about such problems, before them. `place`: the run directory, or the URL of its copy."""
+    where, holder = (place, "object store") if isinstance(place, str) else (str(place.root), "directory")
     if all(problem.where in LENGTH for problem in problems):
-        what = "this directory holds a run of another length"
+        what = f"this {holder} holds a run of another length"
         hint = "to let it go on, with the learning rates of its new length, accept the changes below"
     else:
-        what = "this directory holds checkpoints of another run"
+        what = f"this {holder} holds checkpoints of another run"
+        way_out = ", or its copy another URL" if isinstance(place, str) else " (resume=new does that by itself)"
         hint = (
-            f"give this run another name, such as name={name_beside(spec)} (resume=new does that by itself); or undo "
+            f"give this run another name, such as name={name_beside(spec)}{way_out}; or undo "
             "the changes below; or accept those that can be one by one, or all with resume=continue"
         )
-    return [Problem(what, str(run_dir.root), hint), *problems]
+    return [Problem(what, where, hint), *problems]

@@ -23,6 +23,7 @@ from rankzero.errors import (
 )
 from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.persist.run_store import OtherRunError
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.search_space import Choices, chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_run
@@ -79,7 +80,8 @@ class SweepRun:
 
     def to_its_end(self) -> None:
         """Return when every trial is over. Raises StoppedError where a signal came before, with the trials saved,
-        StorageError where their directories cannot be written, and the first trials' error where all fail with it."""
+        StorageError where their directories cannot be written, OtherRunError where their store has other runs, and the
+        first trials' error where all fail with it."""
         with signals_to(self._heard, stop_signals()):
             try:
                 while self._go_on():
@@ -210,6 +212,8 @@ class SweepRun:
                 self._lost = self._lost or failure
             else:
                 self._fail(number, failure)
+        elif isinstance(failure, OtherRunError):  # nor is the place of its results
+            self._lost = self._lost or failure
         else:
             self._fail(number, failure)
         self._leave(one)

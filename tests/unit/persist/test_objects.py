@@ -12,7 +12,10 @@ from rankzero.persist.pulling import pull
 from rankzero.persist.run_store import RunStore
 from rankzero.persist.sources import ObjectSource
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
 from tests.support.s3 import BUCKET, Store, s3_store
+
+SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"train": "t"}})
 
 
 @pytest.fixture
@@ -35,6 +38,6 @@ def test_folders_that_a_console_made_are_no_files(store: Store, tmp_path: Path, 
     elif way == "pull":
         assert pull(ObjectSource(url), here.root, print).fetched == 2
     else:
-        RunStore(here, url).restore(print)
+        RunStore(here, url, SPEC).restore(print)
     files = {path.relative_to(here.root).as_posix() for path in here.root.rglob("*") if path.is_file()}
     assert files == {"run.yaml", "logs/rank-0.log"}

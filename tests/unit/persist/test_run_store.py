@@ -45,12 +45,22 @@ def never() -> bool:
     return False
 
 
-def checkpoint(run: RunDir, step: int) -> None:
+def spec_of(run: RunDir, **changes: Any) -> RunSpec:
+    value = {"name": "r", "model": {"name": "m"}, "data": {"train": "t"}, "output_dir": str(run.root.parent)}
+    return RunSpec.model_validate(value | changes)
+
+
+def store_of(run: RunDir, url: str, allowed: tuple[str, ...] = (), **changes: Any) -> RunStore:
+    return RunStore(run, url, spec_of(run, **changes), allowed)
+
+
+def checkpoint(run: RunDir, step: int, *, data: str = "d", **changes: Any) -> None:
     staged = run.root / "staged"
     (staged / "adapter").mkdir(parents=True)
     (staged / "adapter" / "weights").write_text(f"weights {step}")
     run.checkpoints.mkdir(exist_ok=True)
-    commit_directory(staged, run.checkpoint(step), {"step": step})
+    spec = spec_of(run, **changes).model_dump(mode="json")
+    commit_directory(staged, run.checkpoint(step), {"step": step, "spec": spec, "data": data})
     run.set_link("last", step)
 
 
@@ -68,9 +78,9 @@ def run(tmp_path: Path) -> RunDir:
 def test_there_and_back(run: RunDir, url: str, tmp_path: Path) -> None:
     for step in (5, 10):
         checkpoint(run, step)
-    RunStore(run, url).upload()
+    store_of(run, url).upload()
     back = RunDir(tmp_path / "elsewhere")
-    assert RunStore(back, url).restore(print) == 10
+    assert store_of(back, url).restore(print) == 10
     assert back.committed_steps() == [10]
     assert (back.checkpoint(10) / "adapter" / "weights").read_text() == "weights 10"
     assert back.read_link("last") == 10
@@ -81,16 +91,16 @@ def test_there_and_back(run: RunDir, url: str, tmp_path: Path) -> None:
 def test_a_checkpoint_without_its_manifest_is_not_there(run: RunDir, url: str, tmp_path: Path) -> None:
     checkpoint(run, 5)
     checkpoint(run, 10)
-    RunStore(run, url).upload()
+    store_of(run, url).upload()
     store, root = fsspec.core.url_to_fs(url)
     store.rm(f"{root}/checkpoints/step-10/{MANIFEST}")
     back = RunDir(tmp_path / "elsewhere")
-    assert RunStore(back, url).restore(print) == 5
+    assert store_of(back, url).restore(print) == 5
 
 
 def test_pruned_ones_go_once_newer_ones_are_there(run: RunDir, url: str) -> None:
     checkpoint(run, 5)
-    store = RunStore(run, url)
+    store = store_of(run, url)
     store.upload()
     shutil.rmtree(run.checkpoint(5))
     checkpoint(run, 10)
@@ -115,7 +125,7 @@ def test_a_run_that_saves_meanwhile_is_copied(run: RunDir, url: str) -> None:
 
     with ThreadPoolExecutor(1) as trains:
         saving = trains.submit(save)
-        store = RunStore(run, url)
+        store = store_of(run, url)
         while not ended.is_set() and not saving.done():
             try:
                 store.upload()
@@ -131,11 +141,11 @@ def test_a_run_that_saves_meanwhile_is_copied(run: RunDir, url: str) -> None:
 def test_what_cannot_be_read_of_a_run_is_an_error(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "logs")
     with pytest.raises(StorageError, match="Permission denied"):
-        RunStore(run, url).upload()
+        store_of(run, url).upload()
 
 
 def test_nothing_to_bring_back(tmp_path: Path, url: str) -> None:
-    assert RunStore(RunDir(tmp_path / "new"), url).restore(print) is None
+    assert store_of(RunDir(tmp_path / "new"), url).restore(print) is None
 
 
 def test_a_tree_is_fetched_once(tmp_path: Path, url: str) -> None:
@@ -154,7 +164,7 @@ def test_a_tree_is_fetched_once(tmp_path: Path, url: str) -> None:
 
 def test_a_store_without_its_library(run: RunDir) -> None:
     with pytest.raises(ConfigError, match="cannot open it"):
-        RunStore(run, "nosuchstore://bucket")
+        store_of(run, "nosuchstore://bucket")
 
 
 class Broken:
@@ -165,10 +175,7 @@ class Broken:
 
 
 def settings_for(run: RunDir, url: str) -> tuple[RunSpec, NodeSettings]:
-    spec = RunSpec.model_validate(
-        {"name": "r", "model": {"name": "m"}, "data": {"train": "t"}, "output_dir": str(run.root.parent)}
-    )
-    return spec, NodeSettings(run="r", mirrors=(Mirror(url, str(run.root.parent), "upload"),))
+    return spec_of(run), NodeSettings(run="r", mirrors=(Mirror(url, str(run.root.parent), "upload"),))
 
 
 def test_around_a_run(run: RunDir, url: str, tmp_path: Path) -> None:
@@ -237,22 +244,22 @@ def test_what_is_newer_in_the_store_is_brought_back(run: RunDir, url: str, tmp_p
     elsewhere = RunDir(tmp_path / "elsewhere")
     for step in (5, 10):
         checkpoint(run, step)
-    RunStore(run, url).upload()
+    store_of(run, url).upload()
     checkpoint(elsewhere, 5)
     said: list[str] = []
-    copying.bring_back(elsewhere, RunStore(elsewhere, url), said.append)
+    copying.bring_back(elsewhere, store_of(elsewhere, url), said.append)
     assert elsewhere.committed_steps() == [10, 5] and elsewhere.read_link("last") == 10
     assert "step 10 brought back" in said[-1]
     checkpoint(elsewhere, 15)
     elsewhere.metrics.write_text("newer")
-    copying.bring_back(elsewhere, RunStore(elsewhere, url), said.append)
+    copying.bring_back(elsewhere, store_of(elsewhere, url), said.append)
     assert elsewhere.metrics.read_text() == "newer" and len(said) == 1
 
 
 def test_a_store_that_is_down_keeps_only_a_run_without_checkpoints_from_starting(
     run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = RunStore(run, url)
+    store = store_of(run, url)
     monkeypatch.setattr(store, "_store", Broken())
     said: list[str] = []
     with pytest.raises(StorageError, match="nothing was started"):
@@ -266,7 +273,7 @@ def test_a_store_that_fails_for_a_while_is_spoken_of_once_and_made_up_for(
     run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "INTERVAL_SECONDS", 0.01)
-    store, tries, said = RunStore(run, url), iter(range(100)), []
+    store, tries, said = store_of(run, url), iter(range(100)), []
     upload, recovered = store.upload, Event()
 
     def failing_at_first() -> None:
@@ -281,11 +288,11 @@ def test_a_store_that_fails_for_a_while_is_spoken_of_once_and_made_up_for(
         assert recovered.wait(300)
     assert not failures
     assert [line for line in said if "no route" in line] == said[:1]
-    assert RunStore(run, url).newest_step() == 5
+    assert store_of(run, url).newest_step() == 5
 
 
 def test_an_interrupt_does_not_wait_for_a_slow_store(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RunStore(run, url)
+    store = store_of(run, url)
     monkeypatch.setattr(store, "upload", lambda: pytest.fail("it waited for the store"))
     with pytest.raises(KeyboardInterrupt), copying.copied([store], lambda _text: None):
         raise KeyboardInterrupt
@@ -294,12 +301,12 @@ def test_an_interrupt_does_not_wait_for_a_slow_store(run: RunDir, url: str, monk
 def test_a_damaged_copy_is_spoken_of_and_made_again(run: RunDir, url: str, tmp_path: Path) -> None:
     checkpoint(run, 5)
     checkpoint(run, 10)
-    RunStore(run, url).upload()
+    store_of(run, url).upload()
     file_system, root = fsspec.core.url_to_fs(url)
     weights = f"{root}/checkpoints/step-10/adapter/weights"
     file_system.pipe_file(weights, b"weights 1x")
     back = RunDir(tmp_path / "elsewhere")
-    store = RunStore(back, url)
+    store = store_of(back, url)
     said: list[str] = []
     assert store.restore(said.append) == 5
     assert back.committed_steps() == [5]
@@ -397,3 +404,94 @@ def test_results_outside_of_what_is_copied_are_refused(run: RunDir, url: str, tm
     settings = NodeSettings(run="r", mirrors=(Mirror(url, str(tmp_path / "outputs"), "upload"),))
     with pytest.raises(ConfigError, match="is not in"), mirrored(spec, settings, 0, print, never):
         pytest.fail("trained though nothing would be copied")
+
+
+SLOWER = {"train": {"learning_rate": 0.003}}
+
+
+def everything(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def other(run: RunDir, tmp_path: Path) -> tuple[Path, str]:
+    """A store with a run of another learning rate at step 10, which is `run`'s place in it."""
+    there = RunDir(tmp_path / "other" / "r")
+    there.root.mkdir(parents=True)
+    there.metrics.write_text("theirs")
+    checkpoint(there, 10, **SLOWER)
+    url = (tmp_path / "store" / "r").as_uri()
+    store_of(there, url, **SLOWER).upload()
+    return tmp_path / "store" / "r", url
+
+
+@pytest.mark.parametrize("here", [None, 5, 15])
+def test_a_run_of_another_setting_is_neither_brought_back_nor_written_over(
+    run: RunDir, other: tuple[Path, str], here: int | None
+) -> None:
+    place, url = other
+    if here is not None:
+        checkpoint(run, here)
+    before, there = everything(run.root), everything(place)
+    with pytest.raises(ConfigError, match=r"train\.learning_rate: 0\.003 in the checkpoint") as refused:
+        copying.bring_back(run, store_of(run, url), print)
+    assert url in str(refused.value) and "another name" in str(refused.value)
+    assert (everything(run.root), everything(place)) == (before, there)
+    spec, settings = settings_for(run, url.removesuffix("/r"))
+    with pytest.raises(ConfigError, match="learning_rate"), mirrored(spec, settings, 0, print, never):
+        pytest.fail("trained though its results have no place")
+    assert everything(place) == there
+
+
+def test_a_change_that_is_allowed_goes_on_from_the_store(run: RunDir, other: tuple[Path, str]) -> None:
+    _, url = other
+    copying.bring_back(run, store_of(run, url, allowed=("train.learning_rate",)), print)
+    assert run.committed_steps() == [10]
+    shutil.rmtree(run.root)
+    copying.bring_back(run, store_of(run, url, resume="continue"), print)
+    assert run.committed_steps() == [10]
+
+
+def test_a_result_alone_in_the_store_is_one_of_another_run_too(run: RunDir, other: tuple[Path, str]) -> None:
+    place, url = other
+    (place / "checkpoints" / "step-10").rename(place / "final")
+    with pytest.raises(ConfigError, match="learning_rate"):
+        copying.bring_back(run, store_of(run, url), print)
+    copying.bring_back(run, store_of(run, url, **SLOWER), print)
+
+
+def test_a_start_that_came_to_no_checkpoint_is_in_nobodys_way(run: RunDir, other: tuple[Path, str]) -> None:
+    """As in a run directory: nothing is lost."""
+    place, url = other
+    shutil.rmtree(place / "checkpoints")
+    copying.bring_back(run, store_of(run, url), print)
+    store_of(run, url).upload()
+    assert (place / "metrics.jsonl").read_text() == run.metrics.read_text()
+
+
+def test_the_same_setting_on_other_data_is_another_run(run: RunDir, url: str, tmp_path: Path) -> None:
+    there = RunDir(tmp_path / "other" / "r")
+    there.root.mkdir(parents=True)
+    checkpoint(there, 10, data="e")
+    store_of(there, url).upload()
+    checkpoint(run, 5)
+    with pytest.raises(ConfigError, match="data: the training data"):
+        copying.bring_back(run, store_of(run, url), print)
+    copying.bring_back(run, store_of(run, url, allowed=("data",)), print)
+    assert run.committed_steps() == [10, 5]
+
+
+def test_a_store_that_was_down_is_looked_at_before_anything_goes_there(
+    run: RunDir, other: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, url = other
+    there = everything(place)
+    checkpoint(run, 15)
+    store, said = store_of(run, url), []
+    with monkeypatch.context() as down:
+        down.setattr(store, "_store", Broken())
+        copying.bring_back(run, store, said.append)
+    with copying.copied([store], said.append) as failures:
+        pass
+    assert "learning_rate" in str(failures[0])
+    assert everything(place) == there

@@ -127,10 +127,10 @@ def test_a_store_that_does_not_answer_is_the_trials_failure(store: Store, traini
 
 
 @pytest.mark.parametrize("hurried", [True, False])
-def test_a_last_copy_is_left_out_in_a_hurry(hurried: bool, tmp_path: Path) -> None:
+def test_a_last_copy_is_left_out_in_a_hurry(hurried: bool, tmp_path: Path, training: Training) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/report.json").write_text("{}")
-    store = RunStore(RunDir(tmp_path / "run"), (tmp_path / "store").as_uri())
+    store = RunStore(RunDir(tmp_path / "run"), (tmp_path / "store").as_uri(), training._spec)
     with copied([store], print, hurried=lambda: hurried) as failures:
         pass
     assert not failures and (tmp_path / "store/report.json").exists() is not hurried

@@ -19,6 +19,7 @@ from rankzero.errors import (
     StoppedError,
     StorageError,
 )
+from rankzero.persist.run_store import OtherRunError
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sweep_load import Sweep
@@ -135,6 +136,14 @@ def test_a_full_volume_ends_the_sweep_and_no_trial_is_lost(tmp_path: Path) -> No
     full = StorageError("No space left on device", where="/trials")
     with pytest.raises(StorageError, match="No space left"):
         run_it(sweep, Formula(failures={"trial-001": [full] * 4}))
+    record, _ = run_it(sweep, Formula())
+    assert [trial.state for trial in record.trials] == ["complete"] * 3
+
+
+def test_a_store_with_another_sweeps_trials_ends_this_one_and_no_trial_is_lost(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=3)
+    with pytest.raises(ConfigError, match="another run"):
+        run_it(sweep, Formula(failures={"trial-000": [OtherRunError("it holds another run", where="s3://bucket")]}))
     record, _ = run_it(sweep, Formula())
     assert [trial.state for trial in record.trials] == ["complete"] * 3
 

@@ -47,7 +47,8 @@ def _copy_urls(spec: RunSpec, settings: NodeSettings) -> list[str]:
 def mirrored(spec: RunSpec, settings: NodeSettings, node: int, say: Say, stopped: Callable[[], bool]) -> Iterator[None]:
     """Downloads first; for the duration, results go to their store. Only node 0 copies results.
 
-    Raises StorageError at the end where the last copy failed: results that are not where they should be are no success.
+    Raises ConfigError before the run where a store has another one under its name, StorageError at the end where the
+    last copy failed: results that are not where they should be are no success.
     """
     downloaded(settings, say, stopped)
     urls = _copy_urls(spec, settings) if node == 0 else []
@@ -55,7 +56,7 @@ def mirrored(spec: RunSpec, settings: NodeSettings, node: int, say: Say, stopped
         yield
         return
     run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
-    stores = [RunStore(run_dir, url) for url in urls]
+    stores = [RunStore(run_dir, url, spec, settings.options.allow_changes) for url in urls]
     for store in stores:
         bring_back(run_dir, store, say)
     with copied(stores, say) as failures:
