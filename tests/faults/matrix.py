@@ -445,6 +445,14 @@ MATRIX: tuple[Row, ...] = (
             f"{PASSES}::test_where_no_pass_can_be_smaller_it_is_an_error_with_ways_out",
         ),
     ),
+    Row(
+        "a node does not mount the volume that the others write to",
+        "74",
+        "rank r on host does not see what rank 0 writes on host",
+        "nothing new",
+        "the same until all nodes mount it",
+        ("distributed/test_one_volume.py::test_a_node_with_a_directory_of_its_own",),
+    ),
 )
 
 

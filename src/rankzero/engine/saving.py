@@ -147,11 +147,12 @@ class Saver:
         step, world = contents.position.step, self._world
         name: str = broadcast_object(stage_name(f"step-{step}") if world.is_main else None, self._group)
         staged = self._run_dir.checkpoints / name
+        generators = staged / f"rng-rank-{world.rank}.json"
         failure: str | None = None
         try:
             with storage_errors(staged):
                 staged.mkdir(parents=True, exist_ok=True)
-                write_json(staged / f"rng-rank-{world.rank}.json", contents.generators)
+                write_json(generators, contents.generators)
         except (StorageError, OSError) as error:
             failure = str(error)
         needed = sum(self._agree(failure, contents.tensors.nbytes, staged))  # before a rank waits for one that left
@@ -162,7 +163,7 @@ class Saver:
                 contents.tensors.write(staged, self._group)
                 if world.is_main:
                     write_json(staged / "trainer.json", {"position": asdict(contents.position)})
-            entries = written_files(staged, written_by(world.rank, staged))
+            entries = written_files(staged, [generators, *written_by(world.rank, staged)])
         except (StorageError, OSError) as error:
             failure = str(error)
         known = {file: entry for part in self._agree(failure, entries, staged) for file, entry in part.items()}

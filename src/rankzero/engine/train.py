@@ -111,7 +111,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     if position.stream is not None:
         logger.info("[DATA] train: %s", what_became_of_rows(position.stream))
     wait_until_saved(run, position)
-    if run.saver.taken != position.step or not run.run_dir.committed_steps():
+    if run.saver.taken != position.step or nothing_saved(run):
         save(session, run, position)
         wait_until_saved(run, position)
     run.ledger.loop_at(position.step)
@@ -120,6 +120,13 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
     return replace(position, wall_seconds=clock.wall())
+
+
+def nothing_saved(run: RunContext) -> bool:
+    """Whether the run has no checkpoint at all. Rank 0 says it for all, who would wait in vain for each other where
+    their volume shows them different things. A collective."""
+    nothing: bool = broadcast_object(not run.run_dir.committed_steps() if run.world.is_main else None)
+    return nothing
 
 
 def require_trained(position: Position) -> None:

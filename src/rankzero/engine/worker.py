@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -19,6 +20,7 @@ from rankzero.engine.continuing import find_checkpoint, finished_before, restore
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
     World,
+    broadcast_object,
     gather_objects,
     process_group,
     world_from_env,
@@ -43,7 +45,7 @@ from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, train
 from rankzero.errors import StorageError
 from rankzero.model.load import settle_libraries
-from rankzero.run_dir.atomic import remove_stale, write_json, write_text
+from rankzero.run_dir.atomic import ONE_VOLUME, remove_stale, stage_name, write_json, write_text
 from rankzero.run_dir.handover import (
     BEAT_FILE_VARIABLE,
     Beat,
@@ -60,7 +62,11 @@ from rankzero.spec.schedule import make_schedule
 from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 from rankzero.track.sender import sending
-from rankzero.wording import counted
+from rankzero.wording import counted, listed
+
+SEEN_SECONDS = 10.0
+"""How long a file of rank 0 may take until it is seen on another host."""
+LOOK_SECONDS = 0.1
 
 
 def run(
@@ -241,6 +247,38 @@ def claim_directory(
         known = {name: part for name, part in parts.items() if isinstance(part, TokenizedDataset)}
         write_json(run_dir.data, {name: summary(part) for name, part in known.items()})
     console.log_to(run_dir.log(world.rank))
+    require_one_volume(run_dir, world)
+
+
+def require_one_volume(run_dir: RunDir, world: World) -> None:
+    """Raise StorageError, on every rank, where one does not see what rank 0 writes into the run directory: it could
+    neither add to a checkpoint nor go on from one. A collective."""
+    if world.world_size == 1:
+        return
+    host, mark = socket.gethostname(), run_dir.root / stage_name("seen")
+    try:
+        if world.is_main:
+            write_text(mark, "")
+        name, of_main = broadcast_object((mark.name, host))
+        seen = gather_objects((host, appears(run_dir.root / name)))
+    finally:
+        if world.is_main:
+            with suppress(OSError):  # the next start removes it
+                mark.unlink(missing_ok=True)
+    blind = [f"rank {rank} on {where}" for rank, (where, there) in enumerate(seen) if not there]
+    if blind:
+        what = f"{listed(blind)} does not see what rank 0 writes on {of_main}"
+        raise StorageError(what, where=str(run_dir.root), hint=ONE_VOLUME)
+
+
+def appears(path: Path) -> bool:
+    """Whether a file that another host has written is seen here: a network file system may take a moment."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not path.exists():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
 
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: ExitStack) -> MetricsLog:

@@ -32,6 +32,8 @@ SEAL = "seal"
 TEMPORARY_PREFIX = ".tmp-"
 _DISPLACED = re.compile(re.escape(TEMPORARY_PREFIX) + r"old-(.+)-[0-9a-f]{32}")
 _MOST_READERS = 8
+ONE_VOLUME = "results go to one volume that all nodes mount: ReadWriteMany, or a shared file system"
+"""What to do where a process does not see what another one has written."""
 
 _HINTS = {
     errno.ENOSPC: "free space on this volume, or {}; then give the same command again",
@@ -149,16 +151,21 @@ def commit_directory(
 ) -> None:
     """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
 
-    `known`: entries of files that whoever wrote them has synced and hashed (`written_files`). Not `durable`: nothing is
-    synced, since nobody reads it after the machine was off.
+    `known`: entries of files that whoever wrote them has synced and hashed (`written_files`), all of which have to be
+    seen here. Not `durable`: nothing is synced, since nobody reads it after the machine was off.
 
     An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
     never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Files get the permissions
     that `staged` has, by the umask: some libraries write theirs for the owner alone. Raises StorageError.
     """
     with storage_errors(final):
-        there = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
-        entries = {name: entry for name, entry in (known or {}).items() if name in there}
+        # by their names too: a network file system may list what was there a while ago
+        paths = {*staged.rglob("*"), *(staged / name for name in known or {})}
+        there = {path.relative_to(staged).as_posix(): path for path in sorted(paths) if path.is_file()}
+        entries = dict(known or {})
+        for name in entries.keys() - there.keys():
+            what = f"{name}, which another process has written, is not seen here"
+            raise StorageError(what, where=str(final), hint=ONE_VOLUME)
         entries |= written_files(staged, [path for name, path in there.items() if name not in entries], durable=durable)
         files = {name: entries[name] for name in there}
         manifest = staged / MANIFEST

@@ -19,6 +19,7 @@ from rankzero.run_dir.atomic import (
     verify_directory,
     write_json,
     write_text,
+    written_files,
 )
 
 
@@ -36,6 +37,23 @@ def test_a_committed_directory_verifies(tmp_path: Path) -> None:
     assert manifest["step"] == 1
     assert set(manifest["files"]) == {"model/a.safetensors", "trainer.json"}
     assert os.listdir(tmp_path) == ["step-1"]
+
+
+def test_what_others_have_written_is_there_or_nothing_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = staged(tmp_path), staged(tmp_path)
+    (first / "theirs").write_text("2")
+    known = written_files(first, [first / "theirs"])
+    listed = Path.rglob
+    with monkeypatch.context() as patch:  # a listing of a network file system may be an old one
+        patch.setattr(Path, "rglob", lambda *asked: (path for path in listed(*asked) if path.name != "theirs"))
+        commit_directory(first, tmp_path / "step-1", {}, known=known)
+    assert list(verify_directory(tmp_path / "step-1")["files"]) == ["model/a.safetensors", "theirs", "trainer.json"]
+    with pytest.raises(StorageError, match="theirs, which another process has written, is not seen here") as error:
+        commit_directory(second, tmp_path / "step-1", {}, known=known)
+    assert "one volume that all nodes mount" in str(error.value)
+    assert "theirs" in verify_directory(tmp_path / "step-1")["files"], "the older one stays"
 
 
 def test_committing_again_replaces_the_whole_directory(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from rankzero.engine.smoke.learning import Learned, learn
 from rankzero.engine.smoke.links import Link, link_of
 from rankzero.engine.smoke.volume import Written, try_volume
 from rankzero.errors import NonFiniteError, PeerLostError, Problem, RankzeroError, ServiceError, StorageError
+from rankzero.run_dir.atomic import ONE_VOLUME
 from rankzero.spec.run_options import RunOptions, SmokeSettings
 from rankzero.spec.run_spec import RunSpec
 from rankzero.wording import counted, listed
@@ -169,9 +170,8 @@ def _wrong_volume(written: Written | StorageError) -> list[Wrong]:
         return [(StorageError, problem) for problem in written.problems]
     if not written.not_seen_by:
         return []
-    hint = "results go to one volume that all nodes mount: ReadWriteMany, or a shared file system"
     what = f"{listed(written.not_seen_by)} does not see what rank 0 writes"
-    return [(StorageError, Problem(what, written.directory, hint))]
+    return [(StorageError, Problem(what, written.directory, ONE_VOLUME))]
 
 
 def _wrong_loss(learned: Learned, settings: SmokeSettings) -> list[Wrong]:
