@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rankzero.engine import step
+from rankzero.engine import step, worker
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import ExitCode, StoppedError
 from rankzero.spec.run_options import RunOptions
@@ -74,7 +75,13 @@ def test_an_evaluation_is_left_out_and_made_later(
         assert passes.count == in_pass, "not one pass more"
     assert [row["step"] for row in metrics(spec)] == list(range(1, in_step + 1))
     assert "eval_loss" not in metrics(spec)[-1]
-    assert run_here(spec)["steps"] == 12
+    beats: list[tuple[str, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "beats", lambda: nullcontext(lambda *beat: beats.append(beat)))
+        assert run_here(spec)["steps"] == 12
+    assert beats[0] == ("evaluation", in_step)
+    steps = [done for activity, done in beats if activity == "step"]
+    assert steps == list(range(in_step, 12)), "who looks for hangs takes each for a step, and judges the next by it"
     assert without_clock(metrics(spec)) == without_clock(metrics(undisturbed))
     assert_same_state(final_state(spec), final_state(undisturbed))
     assert os.readlink(run_root(spec) / "best") == os.readlink(run_root(undisturbed) / "best")

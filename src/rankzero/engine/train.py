@@ -74,10 +74,10 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
             tell_what_is_saved(run)
             if position.unevaluated is None and session.train.waits:
                 await_rows(session, run, position)
-            run.stop.now("step", step=position.step, saved=run.saver.committed)
             run.ledger.loop_at(position.step)
             begun = position.unevaluated
             if begun is None:
+                run.stop.now("step", step=position.step, saved=run.saver.committed)
                 position, facts, stop = next_step(session, run, position, clock)
             else:  # an earlier start has made the step, and was stopped in its evaluation
                 position, facts, stop = replace(position, unevaluated=None), begun, False
