@@ -48,7 +48,7 @@ def result_card(spec: RunSpec, inputs: Inputs, position: Position, step: int, ru
         fingerprint=inputs.train.fingerprint,
         settings=_settings(spec, position, step),
         scores=_scores(position, step),
-        samples=read_samples(run_dir.samples),
+        samples=read_samples(run_dir.samples, step),
         version=__version__,
     )
 

@@ -179,10 +179,10 @@ def licence_of(base: Path) -> Licence:
     return Licence()
 
 
-def read_samples(path: Path) -> tuple[tuple[str, str, str], ...]:
-    """Each prompt of samples.jsonl that was answered before the first step and later, with the first answer and the
-    last. A line that is none is passed over: the file may be being written."""
-    asked: dict[str, list[tuple[int, str]]] = {}
+def read_samples(path: Path, step: int) -> tuple[tuple[str, str, str], ...]:
+    """Each prompt of samples.jsonl that was answered before the first step and by the weights of `step`, with both
+    answers. A line that is none is passed over: the file may be being written."""
+    asked: dict[str, dict[int, str]] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -190,13 +190,12 @@ def read_samples(path: Path) -> tuple[tuple[str, str, str], ...]:
     for line in lines:
         try:
             value = json.loads(line)
-            step, prompt, text = value["step"], value["prompt"], value["text"]
+            done, prompt, text = value["step"], value["prompt"], value["text"]
         except (ValueError, TypeError, KeyError):
             continue
-        if isinstance(step, int) and isinstance(prompt, str) and isinstance(text, str):
-            asked.setdefault(prompt, []).append((step, text))
-    pairs = {prompt: (min(said), max(said)) for prompt, said in asked.items()}
-    found = [(prompt, first[1], last[1]) for prompt, (first, last) in pairs.items() if first[0] < last[0]]
+        if isinstance(done, int) and isinstance(prompt, str) and isinstance(text, str):
+            asked.setdefault(prompt, {})[done] = text
+    found = [(prompt, said[0], said[step]) for prompt, said in asked.items() if step and {0, step} <= said.keys()]
     return tuple(found[:_MOST_SAMPLES])
 
 

@@ -19,11 +19,14 @@ import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file, save_file
 
+from rankzero.engine import samples as engine_samples
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
 from rankzero.errors import StoppedError, StorageError
+from rankzero.model.generate import Reply
 from rankzero.run_dir.atomic import read_manifest
+from rankzero.run_dir.card import card_of
 from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
@@ -271,6 +274,20 @@ def test_the_result_is_reported_by_what_it_scored_itself(
     assert "step 12" in last and "eval_loss 12.2600" in last
     assert "[DDP] one process on cpu" in log(spec) and "rank" not in log(spec)
     assert "0.0M parameters, 0.0M of them trained" in log(spec)
+
+
+def test_the_card_has_the_answers_of_the_weights_that_it_is_about(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the run's end, which final/ is not made from."""
+    scripted_evaluations(monkeypatch, [3.0, 1.0, 2.0])
+    answers = iter(["before", "after 4", "after 8", "after 12"])
+    monkeypatch.setattr(engine_samples, "reply", lambda *_asked, **_how: Reply(next(answers), 2, ended=True))
+    spec = small_spec(tmp_path, tiny, eval__every=4, eval__prompts=["Well?"])
+    assert run_here(spec)["final_step"] == 8
+    assert "after 12" in RunDir(run_root(spec)).samples.read_text()
+    card = card_of(run_root(spec) / "final")
+    assert card is not None and card.samples == (("Well?", "before", "after 8"),)
 
 
 def test_ties_and_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

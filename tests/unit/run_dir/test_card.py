@@ -136,12 +136,19 @@ def test_scripts_are_python(kind: Kind, form: Form, quantization: str) -> None:
 
 
 def test_samples_are_on_the_card(tmp_path: Path) -> None:
+    """Of the weights that the card is about, and from before the first step."""
     lines = [
         {"step": 0, "prompt": "Why?", "text": "No."},
         {"step": 4, "prompt": "Why?", "text": "Maybe."},
         {"step": 8, "prompt": "Why?", "text": "Because\n```\nof <that>."},
-        {"step": 8, "prompt": "Once", "text": "only"},
+        {"step": 4, "prompt": "Begun late", "text": "once"},
+        {"step": 8, "prompt": "Begun late", "text": "twice"},
+        {"step": 0, "prompt": "Left out", "text": "once"},
+        {"step": 4, "prompt": "Left out", "text": "twice"},
     ]
-    (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 9, "prom')
-    assert read_samples(tmp_path / "samples.jsonl") == (("Why?", "No.", "Because\n```\nof <that>."),)
-    assert read_samples(tmp_path / "none.jsonl") == ()
+    path = tmp_path / "samples.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 9, "prom')
+    assert read_samples(path, 8) == (("Why?", "No.", "Because\n```\nof <that>."),)
+    assert read_samples(path, 4) == (("Why?", "No.", "Maybe."), ("Left out", "once", "twice"))
+    assert read_samples(path, 0) == read_samples(path, 6) == ()
+    assert read_samples(tmp_path / "none.jsonl", 8) == ()
