@@ -58,4 +58,4 @@ def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> Qui
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]

@@ -184,7 +184,7 @@ def read_samples(path: Path, step: int) -> tuple[tuple[str, str, str], ...]:
     answers. A line that is none is passed over: the file may be being written."""
     asked: dict[str, dict[int, str]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ()
     for line in lines:

@@ -139,7 +139,7 @@ def read_starts(path: Path) -> list[Start]:
     """The starts of a run in their order; what is no line of one is passed over. Raises OSError."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return [start for line in lines if (start := _start(line)) is not None]
 
 

@@ -117,7 +117,7 @@ def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES) -> Iterator[dict
         with metrics.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - most_bytes))
-            lines = file.read().splitlines()
+            lines = file.read().split(b"\n")
     except OSError:
         return
     for line in reversed(lines):

@@ -18,13 +18,13 @@ def test_answers_are_those_of_the_first_step_and_of_the_result(tmp_path: Path) -
     def train(_spec: RunSpec) -> dict[str, int]:
         run_dir.root.mkdir(parents=True)
         rows = [
-            {"step": step, "prompt": prompt, "text": f"{prompt} at {step}"}
+            {"step": step, "prompt": prompt, "text": f"{prompt}\u2028at {step}"}
             for step in (0, 20, 40, 60)
             for prompt in "ab"
         ]
-        run_dir.samples.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        run_dir.samples.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
         return {"final_step": 40}  # the best, not the last
 
     found = quickstart(spec, train)
-    assert found.answers == [("a", "a at 0", "a at 40"), ("b", "b at 0", "b at 40")]
+    assert found.answers == [("a", "a\u2028at 0", "a\u2028at 40"), ("b", "b\u2028at 0", "b\u2028at 40")]
     assert found.run_dir == run_dir.root

@@ -152,3 +152,11 @@ def test_samples_are_on_the_card(tmp_path: Path) -> None:
     assert read_samples(path, 4) == (("Why?", "No.", "Maybe."), ("Left out", "once", "twice"))
     assert read_samples(path, 0) == read_samples(path, 6) == ()
     assert read_samples(tmp_path / "none.jsonl", 8) == ()
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_a_sample_may_hold_what_ends_a_line_elsewhere(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    rows = [{"step": step, "prompt": "Why?", "text": f"{step}{end}."} for step in (0, 8)]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    assert read_samples(path, 8) == (("Why?", f"0{end}.", f"8{end}."),)

@@ -67,7 +67,7 @@ def progress(run_dir: RunDir) -> tuple[int | None, int | None]:
     """The last step that was logged, and how many there are; None where nothing says so."""
     step = total = None
     with suppress(OSError, ValueError, KeyError, IndexError):
-        whole = [line for line in _tail(run_dir.metrics).splitlines() if line.endswith("}")]  # a kill may cut the last
+        whole = [line for line in _tail(run_dir.metrics).split("\n") if line.endswith("}")]  # a kill may cut the last
         step = int(json.loads(whole[-1])["step"])
     with suppress(OSError):  # rank 0's log, which every node of a shared volume sees
         shown = last_progress(_tail(run_dir.log(0)), datetime.now(UTC))

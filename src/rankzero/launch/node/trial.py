@@ -46,7 +46,7 @@ class Follower:
             return
         whole = raw[: raw.rfind(b"\n") + 1]
         self._at += len(whole)
-        lines = [line for text in whole.decode(errors="replace").splitlines() if (line := self._timed(text))]
+        lines = [line for text in whole.decode(errors="replace").split("\n") if (line := self._timed(text))]
         if lines:
             with self._copy.open("a", encoding="utf-8") as out:
                 out.write("".join(f"{line}\n" for line in lines))
