@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ from rankzero.run_dir.atomic import (
     MANIFEST,
     commit_directory,
     place_given_by,
+    read_manifest,
     stage_name,
     storage_errors,
     verify_directory,
     write_json,
     write_text,
+    written_files,
 )
 from rankzero.run_dir.card import CARD, card_text
+from rankzero.run_dir.evaluation import of_the_base
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
 from rankzero.spec.run_spec import RunSpec
@@ -75,8 +79,35 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
     card = result_card(run.spec, inputs, position, step, run.run_dir)
     write_text(staged / CARD, card_text(card))
     about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
-    commit_directory(staged, run.run_dir.final, about)
+    weights = written_files(staged, sorted(staged.glob("*.safetensors")))
+    if weights != weights_of(run.run_dir.final):
+        leave_out_scores(run.run_dir)
+    commit_directory(staged, run.run_dir.final, about, known=weights)
     return step
+
+
+def weights_of(final: Path) -> dict[str, Any]:
+    """What the manifest of a result says of its weights; {} where there is none that can be read."""
+    try:
+        files = read_manifest(final)["files"]
+    except StorageError:
+        return {}
+    return {name: entry for name, entry in files.items() if name.endswith(".safetensors")}
+
+
+def leave_out_scores(run_dir: RunDir) -> None:
+    """Of a result that is about to be replaced by another one. Files are emptied, not removed: copies in object stores
+    follow. The merged model's own directory keeps what merge.json says of it."""
+    try:
+        kept = json.loads(run_dir.evaluation.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    if isinstance(kept, dict) and kept and (left := of_the_base(kept)) != kept:
+        write_json(run_dir.evaluation, left)
+        words = "[RESULT] final/ is another result than was measured: eval.json has no scores of it yet"
+        logger.info("%s (`rankzero eval %s`)", words, shlex.quote(str(run_dir.root)))
+    if run_dir.merge.is_file():
+        write_json(run_dir.merge, {})
 
 
 def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:

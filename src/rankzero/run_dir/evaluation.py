@@ -51,3 +51,12 @@ def _shown(value: float | None, *, share: bool) -> str:
     if value is None:
         return ""
     return f"{100 * value:.1f} %" if share else f"{value:.4g}"
+
+
+def of_the_base(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What stays where the result is another one: what the model before training scored."""
+    tuned = WHO[1]
+    return {
+        part: {name: {k: v for k, v in one.items() if k != tuned} for name, one in _maps(found, part) if WHO[0] in one}
+        for part in ("sets", "tasks")
+    }

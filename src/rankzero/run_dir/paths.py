@@ -91,7 +91,8 @@ class RunDir:
 
     @property
     def merge(self) -> Path:
-        """Of the last model that was merged from the run: where it is, and how far it is from base and adapter."""
+        """Of the last model that was merged from the run: where it is, and how far it is from base and adapter. Empty
+        where the result is another one since."""
         return self.root / MERGE
 
     @property

@@ -290,6 +290,33 @@ def test_the_card_has_the_answers_of_the_weights_that_it_is_about(
     assert card is not None and card.samples == (("Well?", "before", "after 8"),)
 
 
+def test_scores_of_a_result_do_not_outlive_it(tmp_path: Path, tiny: Path) -> None:
+    """Those of the base do, which is the same; and so do all where a damaged result is written anew."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    found = {
+        "sets": {"a": {"rows": 50, "base": {"exact_match": 0.1}, "tuned": {"exact_match": 0.42}}},
+        "tasks": {"t": {"tuned": {"acc": 0.4321}}},
+    }
+    run_dir.evaluation.write_text(json.dumps(found))
+    run_dir.merge.write_text(json.dumps({"directory": "/somewhere/merged", "logits_largest": 0.01}))
+    (run_dir.final / "adapter_model.safetensors").write_bytes(b"damaged")
+    run_here(spec)
+    assert json.loads(run_dir.evaluation.read_text()) == found
+    page = run_dir.page.read_text()
+    assert "42.0 %" in page and "0.4321" in page and "/somewhere/merged" in page
+    longer = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 2})})
+    run_here(longer, allow_changes=("train.max_steps",), log_level="INFO")
+    assert json.loads(run_dir.evaluation.read_text()) == {
+        "sets": {"a": {"rows": 50, "base": {"exact_match": 0.1}}},
+        "tasks": {},
+    }
+    page = run_dir.page.read_text()
+    assert "10.0 %" in page and not any(old in page for old in ("42.0 %", "0.4321", "/somewhere/merged"))
+    assert "eval.json has no scores of it yet" in log(spec)
+
+
 def test_ties_and_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The later of equal evaluations is the best, but no progress."""
     scripted_evaluations(monkeypatch, [2.0, 2.0, 2.0, 1.0])
