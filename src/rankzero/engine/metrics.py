@@ -22,9 +22,9 @@ class MetricsLog:
     """One JSON object a step, appended and flushed; trackers get the same numbers.
 
     On resume, lines of steps that the checkpoint does not contain are removed: the file reads like that of a run that
-    was never interrupted. Where a run begins (-1), what an earlier one has left is removed too. Trackers are opened at
-    the first step, since importing them takes time that the first step should not wait for. They show what is recorded
-    here: one that fails is left out, and the run goes on.
+    was never interrupted. Where a run begins (-1), what an earlier one has left is removed too, and trackers are told
+    so. They are opened at the first step, since importing them takes time that the first step should not wait for. They
+    show what is recorded here: one that fails is left out, and the run goes on.
     """
 
     def __init__(self, run_dir: RunDir, *, resume_step: int, trackers: Callable[[int], list[Tracker]]) -> None:
@@ -33,7 +33,7 @@ class MetricsLog:
         with storage_errors(run_dir.metrics):
             self._file = run_dir.metrics.open("a", encoding="utf-8")
         self._saves, self._samples = run_dir.saves, run_dir.samples
-        self._open_trackers = trackers
+        self._open_trackers, self._first_step = trackers, resume_step + 1
         self._trackers: list[Tracker] | None = None
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ class MetricsLog:
             self._file.write(json.dumps({"step": step, **without_nan(values)}) + "\n")
             self._file.flush()
         numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        for tracker in list(self._opened(step)):
+        for tracker in list(self._opened()):
             with self._or_without(type(tracker).__name__, tracker):
                 tracker.log(step, numbers)
 
@@ -55,15 +55,15 @@ class MetricsLog:
         of them. Raises StorageError."""
         before = self._samples.read_text(encoding="utf-8") if self._samples.is_file() else ""
         write_text(self._samples, before + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        for tracker in list(self._opened(step)):
+        for tracker in list(self._opened()):
             with self._or_without(type(tracker).__name__, tracker):
                 tracker.samples(step, rows)
 
-    def _opened(self, step: int) -> list[Tracker]:
+    def _opened(self) -> list[Tracker]:
         if self._trackers is None:
             self._trackers = []
             with self._or_without("trackers"):
-                self._trackers = self._open_trackers(step)
+                self._trackers = self._open_trackers(self._first_step)
         return self._trackers
 
     def saved(self, step: int) -> None:

@@ -37,7 +37,8 @@ class TrackedRun:
 
 
 def open_trackers(tracking: TrackingSpec, run: TrackedRun, step: int) -> list[Tracker]:
-    """The trackers with files that the spec switches on, continuing after `step`. Imports only what is switched on."""
+    """The trackers with files that the spec switches on. `step` is the first that this start may write: what an earlier
+    one has from there on is void. Imports only what is switched on."""
     wanted = {name: getattr(tracking, name) for name in type(tracking).model_fields}
     modules = {name: import_module(f"{__package__}.{name}") for name, setting in wanted.items() if setting}
     return [

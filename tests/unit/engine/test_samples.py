@@ -86,6 +86,32 @@ def test_tensorboard_has_them_as_text(whole: RunSpec) -> None:
     assert events.PluginTagToContent("text").keys() == {"samples"}
 
 
+def test_tensorboard_keeps_the_step_whose_answers_were_cut_short(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spec = asked(tmp_path, tiny, tracking__tensorboard=True, train__max_steps=8)
+    reply = engine_samples.reply
+
+    def stopping(*arguments: Any, **options: Any) -> Any:
+        if step["now"] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return reply(*arguments, **options)
+
+    step = {"now": 0}
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_samples, "reply", stopping)
+        with pytest.raises(StoppedError, match="saved at step 4"):
+            run_here(spec, hooks=Hooks(step_begins=lambda begun: step.update(now=begun)))
+    run_here(spec)
+    events = EventAccumulator(str(run_root(spec) / "events"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 9))
+    assert [event.step for event in events.Scalars("eval/eval_loss")] == [4, 8]
+    assert [event.step for event in events.Tensors("samples")] == [0, 4, 8]
+
+
 @pytest.mark.parametrize("step", [4, 6])
 def test_stopped_and_resumed_it_answers_once(step: int, whole: RunSpec, tiny: Path, tmp_path: Path) -> None:
     spec = asked(tmp_path, tiny)
