@@ -97,6 +97,11 @@ def without_nan(values: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
+def with_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """The way back: what was not finite is NaN again."""
+    return {k: math.nan if v is None else v for k, v in values.items()}
+
+
 def evaluations(path: Path, metric: str) -> dict[int, float]:
     """The values of a metric in metrics.jsonl, by step; NaN is not among them. {} where there is no file."""
     found = {}
@@ -113,15 +118,15 @@ def all_measures(path: Path) -> dict[int, dict[str, float]]:
     found = {}
     for row in _rows(path):
         if "eval_loss" in row and isinstance(row.get("step"), int):
-            measured = {name: row[name] for name in MEASURES if name in row}
-            found[row["step"]] = {name: math.nan if value is None else value for name, value in measured.items()}
+            found[row["step"]] = with_nan({name: row[name] for name in MEASURES if name in row})
     return found
 
 
 def step_of(path: Path, step: int) -> dict[str, Any] | None:
-    """What metrics.jsonl has of a step besides what an evaluation has measured; None where it has nothing."""
+    """What metrics.jsonl has of a step besides what an evaluation has measured, null as NaN; None where it has
+    nothing."""
     rows = (row for row in _rows(path) if row.get("step") == step)
-    return next(({k: v for k, v in row.items() if k not in ("step", *MEASURES)} for row in rows), None)
+    return next((with_nan({k: v for k, v in row.items() if k not in ("step", *MEASURES)}) for row in rows), None)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

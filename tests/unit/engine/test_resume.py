@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankzero.data.rows.conversation import Message
 from rankzero.engine.checkpoint import Position, judged_again, under, with_eval
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.resume import check_same_run, how_it_continues, refuse_different_inputs
+from rankzero.engine.step import Stepper
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import preparation
 from rankzero.launch.node.output import Output
@@ -334,6 +336,27 @@ def test_a_start_without_a_step_left_evaluates_the_last(change: str, tmp_path: P
     if change == "other data":
         assert report["final_step"] == last and report["eval_loss"] != before[-1]["eval_loss"]
     assert run_here(now)["last_evaluation"] == report["last_evaluation"]
+
+
+def test_a_last_step_that_was_no_number_is_evaluated_too(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=2, train__max_nonfinite_steps=1)
+    gradients = Stepper.gradients
+
+    def poisoned(stepper: Stepper, batches: Any, work: Any, step: int, **how: Any) -> Any:
+        result = gradients(stepper, batches, work, step, **how)
+        return replace(result, loss=math.nan, grad_norm=math.nan, finite=False) if step == 1 and result else result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "gradients", poisoned)
+        run_here(spec)
+    before = metrics(spec)
+    assert before[-1]["loss"] is None is before[-1]["grad_norm"], "JSON has no NaN"
+    rows = str(write_jsonl(tmp_path / "other.jsonl", chat_rows(5)))
+    now = small_spec(tmp_path, tiny, train__max_steps=2, train__max_nonfinite_steps=1, data__eval=rows)
+    report = run_here(now, allow_changes=("eval_data",))
+    assert metrics(spec)[-1] == before[-1] | {n: report[n] for n in ("eval_loss", "perplexity")}
 
 
 def test_processes_that_have_other_files_are_refused_with_all_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
