@@ -14,7 +14,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import FLUSH_SECONDS, server_modules
-from rankzero.track.spool import Sent, last_end, unsent
+from rankzero.track.spool import Sent, last_end, path_of, unsent
 
 Say = Callable[[str], None]
 _IDLE_SECONDS = 5.0
@@ -34,15 +34,18 @@ class Sending:
     def start(self, *, anew: bool) -> None:
         """Begin to send, in the time that training leaves. `anew`: the run begins with its first step, so that what an
         earlier run of another spec has sent from this directory is not its own."""
-        if self._spec is None or not self._names:
+        if self._spec is None:
             return
         try:
-            if anew:
+            if anew:  # also where nothing is sent: a later start may send
                 self._forget_other_runs(spec_hash(self._spec))
-            self._process = self._started()
-            _only_when_idle(self._process.pid)
+            if self._names:
+                self._process = self._started()
+                _only_when_idle(self._process.pid)
         except OSError as error:
-            self._warn(f"[TRACK] nothing is sent to {', '.join(self._names)} in this start: {error.strerror or error}")
+            if self._names:
+                names = ", ".join(self._names)
+                self._warn(f"[TRACK] nothing is sent to {names} in this start: {error.strerror or error}")
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Another group than ours, so that Ctrl-C does not reach it."""
@@ -55,12 +58,17 @@ class Sending:
             self.start(anew=False)
 
     def _forget_other_runs(self, spec: str) -> None:
-        for name in self._names:
-            path = self._run_dir.tracking / f"{name}.json"
+        """Drop what was noted of runs of other specs, and the machine's numbers where no server has this run yet: they
+        are an earlier one's. Raises OSError."""
+        begun = False
+        for path in sorted(self._run_dir.tracking.glob("*.json")):
             with suppress(ValueError, TypeError):
                 if Sent.read(path).spec == spec:
+                    begun = True
                     continue
             path.unlink(missing_ok=True)
+        if not begun:
+            path_of("system", self._run_dir).unlink(missing_ok=True)
 
     def end(self, inform: Say) -> None:
         """Let it send the rest, for a bounded time, and say what every server has."""

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.resolve import spec_hash
+from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.track import sender
 from rankzero.track.sender import Sending
-from rankzero.track.spool import Sent
+from rankzero.track.spool import Sent, path_of
 from tests.support.trackers import note_start
 
 SPEC = RunSpec.model_validate(
@@ -113,3 +114,24 @@ def test_an_end_that_an_earlier_start_sent_is_not_that_of_the_run(run_dir: RunDi
     done = Sending(run_dir, SPEC, lines.append)
     done.finish_what_is_left()
     assert done._process is None, "there is nothing left to send"
+
+
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("begun_by", ["another", "this", "nobody"])
+def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
+    begun_by: str, sends: bool, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither goes on where that one is at a server, nor has its numbers of the machine: now, or by a start to come."""
+    spec = SPEC if sends else SPEC.model_copy(update={"tracking": TrackingSpec()})
+    sent, system = run_dir.tracking / "langfuse.json", path_of("system", run_dir)
+    run_dir.tracking.mkdir()
+    system.write_text('{"step": 0}\n{"step": 1}\n')
+    if begun_by != "nobody":
+        Sent(spec=spec_hash(spec) if begun_by == "this" else "other", last={"system": 1}).write(sent)
+    started: list[bool] = []
+    sending = Sending(run_dir, spec, print)
+    monkeypatch.setattr(sending, "_started", lambda: started.append(True) or subprocess.Popen(["true"]))
+    sending.start(anew=True)
+    sending.end(print)
+    assert started == [True] * sends
+    assert system.exists() == sent.exists() == (begun_by == "this")
