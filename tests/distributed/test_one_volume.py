@@ -67,3 +67,11 @@ def test_whether_the_end_is_saved_is_rank_0s_to_say(tmp_path: Path, tiny: Path, 
     text = json.dumps(spec.model_dump(mode="json"))
     assert in_ranks(train_where_a_listing_is_old, 2, tmp_path, str(own_cache), text) == [0, 0]
     assert (run_root(spec) / "report.json").is_file()
+
+
+def test_a_file_that_takes_a_moment_to_appear_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankzero.engine import worker
+
+    naps = iter((lambda: None, lambda: None, (tmp_path / "mark").touch))
+    monkeypatch.setattr(worker.time, "sleep", lambda _seconds: next(naps)())
+    assert worker.appears(tmp_path / "mark")
