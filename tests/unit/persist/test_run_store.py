@@ -370,7 +370,7 @@ def test_a_run_goes_beside_the_one_that_only_the_store_has(run: RunDir, url: str
         spec, settings = spec.model_copy(update={"output_url": url}), NodeSettings(run="r")
     other = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 3})})
     assert settled_there(spec, settings, print) == spec, "nothing is there yet"
-    RunStore(saved_as(other, 5), f"{url}/r").upload()
+    RunStore(saved_as(other, 5), f"{url}/r", other).upload()
     shutil.rmtree(run.root)
     found = settled_there(spec, settings, print)
     assert found.name == name_beside(spec) and settled_there(other, settings, print) == other
