@@ -5,9 +5,12 @@ Knows what transformers' model classes, this machine's packages and its GPU can 
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -15,6 +18,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
 )
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -42,6 +46,8 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _ROPES_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings that follow from the longest row of a pass, of which a slice knows nothing."""
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
+_OF_A_MASK = ("block_sequence_ids", "or_mask_function", "and_mask_function")
+"""Arguments of transformers' masks that its mask for flash-attention leaves out without a word."""
 _PACKAGES = {"flash_attention_3": "flash-attn-3", "flash_attention_2": "flash-attn"}
 _CLASSES = {
     "causal": MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -88,8 +94,22 @@ class _Case:
         return {str(one["rope_type"]) for one in each if "rope_type" in one}
 
     def supports(self, flag: str) -> bool:
-        """Whether the class says so of itself. One that is not known yet says it when it is loaded."""
-        return self.model is None or bool(getattr(self.model, flag, False))
+        """Whether all classes say so of themselves. One that is not known yet says it when it is loaded."""
+        return all(getattr(one, flag, False) for one in self.classes)
+
+    @property
+    def classes(self) -> list[Any]:
+        """The model class, and those of the text model and the towers in it, which get the same attention."""
+        if self.model is None:
+            return []
+        parts = (_class_in(MODEL_MAPPING, getattr(self.config, name, None)) for name in self.config.sub_configs)
+        return [self.model, *(part for part in parts if part is not None)]
+
+
+def _class_in(mapping: Any, config: Any) -> Any:
+    """The class that transformers has for a config; None where it has none."""
+    found = mapping.get(type(config), None)
+    return found[0] if isinstance(found, tuple) else found
 
 
 def choose_attention(
@@ -107,8 +127,7 @@ def choose_attention(
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
-    found = _CLASSES[kind].get(type(config), None)
-    case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
+    case = _Case(kind, config, _class_in(_CLASSES[kind], config), device_kind, dtype)
     if sliced:
         return _over_slices(case)
     together = _cannot_lie_end_to_end(case)
@@ -250,11 +269,25 @@ def _no_flash(case: _Case, name: str) -> Iterator[tuple[str, str]]:
     major = torch.cuda.get_device_capability()[0]
     if major < 8 or (name == "flash_attention_3" and major != 9):
         yield f"{name} does not run on this GPU", "leave it out: auto takes the fastest that there is"
-    flavours = getattr(case.model, "_compatible_flash_implementations", None)
-    if not case.supports("_supports_flash_attn") or (flavours is not None and name not in flavours):
+    flavours = [getattr(one, "_compatible_flash_implementations", None) for one in case.classes]
+    if not case.supports("_supports_flash_attn") or any(each is not None and name not in each for each in flavours):
         yield f"{case.config.model_type} cannot be computed with {name}", "leave it out"
+    if case.kind == "vision" and case.model is not None and _has_masks_of_its_own(case.model):
+        yield f"{case.config.model_type} has masks of its own, which {name} ignores", "leave it out, or take sdpa"
     if name == "flash_attention_3" and case.dropout:
         yield "flash_attention_3 has no attention dropout, and the model has", "take flash_attention_2"
+
+
+@lru_cache
+def _has_masks_of_its_own(model: Any) -> bool:
+    """Whether a model that sees images may hand transformers more of a mask than causality and a window, for tokens of
+    one image that see each other both ways. No class says it of itself: its code is read, as transformers reads it
+    for what implementations it takes."""
+    try:
+        code = inspect.getsource(sys.modules[model.__module__])
+    except (KeyError, OSError, TypeError):
+        return True
+    return any(argument in code for argument in _OF_A_MASK)
 
 
 def _installed(name: str) -> bool:

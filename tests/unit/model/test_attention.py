@@ -140,6 +140,64 @@ def test_rows_with_images_are_padded(machine: Any) -> None:
     assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("flash_attention_3", False)
 
 
+SEEN_BOTH_WAYS = ("gemma3", "gemma4", "gemma4_unified", "molmo2", "paligemma", "pi0", "shieldgemma2")
+CAUSAL = ("idefics3", "internvl", "llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+
+
+@pytest.mark.parametrize("model_type", SEEN_BOTH_WAYS)
+def test_masks_that_flash_attention_ignores_are_not_left_to_it(model_type: str, machine: Any) -> None:
+    """Tokens of one image see each other both ways there, of which flash-attention's own mask knows nothing."""
+    machine(installed=BOTH)
+    how = {
+        "kind": "vision",
+        "config": config(model_type),
+        "device_kind": "cuda",
+        "dtype": torch.bfloat16,
+        "free": "auto",
+    }
+    assert choose_attention(**how, wanted="auto") == Attention(None, False)
+    for name in BOTH:
+        with pytest.raises(ConfigError, match=f"masks of its own.*{name}") as caught:
+            choose_attention(**how, wanted=name)
+        assert {problem.where for problem in caught.value.problems} == {"model.attention"}
+    assert choose_attention(**how, wanted="sdpa") == Attention("sdpa", False)
+
+
+@pytest.mark.parametrize("model_type", CAUSAL)
+def test_causal_models_that_see_images_have_flash_attention(model_type: str, machine: Any) -> None:
+    machine(installed=BOTH)
+    for wanted, taken in (("auto", "flash_attention_3"), *((name, name) for name in BOTH)):
+        assert choose(spec(wanted), config(model_type), "cuda", torch.bfloat16) == Attention(taken, False)
+
+
+def test_code_that_cannot_be_read_has_masks_that_nobody_knows(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(installed=BOTH)
+
+    def unreadable(_module: object) -> str:
+        raise OSError("no source")
+
+    monkeypatch.setattr(attention.inspect, "getsource", unreadable)
+    attention._has_masks_of_its_own.cache_clear()
+    assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention(None, False)
+    attention._has_masks_of_its_own.cache_clear()
+
+
+@pytest.mark.parametrize("model_type", ["fast_vlm", "lfm2_vl", "perception_lm"])
+def test_towers_without_flash_attention_keep_it_from_the_whole(model_type: str, machine: Any) -> None:
+    """transformers would refuse to load them: a model's attention is that of its towers too."""
+    machine(installed=BOTH)
+    assert choose(spec(), config(model_type), "cuda", torch.bfloat16) == Attention(None, False)
+    with pytest.raises(ConfigError, match=f"{model_type} cannot be computed with flash_attention_2"):
+        choose(spec("flash_attention_2"), config(model_type), "cuda", torch.bfloat16)
+
+
+def test_a_text_model_without_flash_attention_keeps_it_from_the_whole(machine: Any) -> None:
+    """InternVL around a GPT-OSS, whose sinks flash-attention does not know."""
+    machine(installed=BOTH)
+    model = config("internvl", text_config={"model_type": "gpt_oss"})
+    assert choose(spec(), model, "cuda", torch.bfloat16) == Attention(None, False)
+
+
 @pytest.mark.parametrize(
     ("wanted", "of", "where", "message"),
     [

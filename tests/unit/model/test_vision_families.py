@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText
+from transformers import AttentionInterface, AutoModelForImageTextToText
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
 from rankzero.data.batches.collators.images import PicturedText
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.engine.heads import SupervisedHead
 from rankzero.errors import ConfigError, DataError
+from rankzero.model import attention
+from rankzero.model.attention import choose_attention
 from rankzero.model.generate import answer, load_speaker
 from rankzero.model.processor import load_processor
 from rankzero.model.source import ModelSource
@@ -148,6 +152,29 @@ def test_the_model_is_given_what_the_processor_gives(family: Family) -> None:
             mask = dataset.row(i)[1]
             alone.append(model(**inputs).logits[0, :-1][torch.from_numpy(mask[1:].copy())])
     torch.testing.assert_close(found_NV, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_flash_attention_is_refused_where_its_masks_are_not_the_models(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row with an image under the masks that flash-attention is given, computed by torch: other logits, and it is
+    refused; the same, and it is taken."""
+    AttentionInterface.register("masked_alike", sdpa_attention_forward)
+    AttentionMaskInterface.register("masked_alike", flash_attention_mask)
+    inputs = family.made(ROWS[1], return_tensors="pt")
+    found = {}
+    for name in ("sdpa", "masked_alike"):
+        model = AutoModelForImageTextToText.from_pretrained(
+            family.directory, dtype=torch.float32, attn_implementation={"": "sdpa", "text_config": name}
+        )
+        assert model.config.get_text_config()._attn_implementation == name
+        with torch.no_grad():
+            found[name] = model.eval()(**inputs).logits
+    same = torch.allclose(found["sdpa"], found["masked_alike"], rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
+    taken = choose_attention("vision", model.config, "cuda", torch.bfloat16, wanted="auto", free="auto")
+    assert (taken.implementation == "flash_attention_2") is same is (family.name != "gemma3")
 
 
 def test_a_blank_image_behind_a_row_changes_nothing_of_it(family: Family) -> None:
