@@ -24,6 +24,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.model import block_attention, context_attention, dropout_attention, varlen
+from rankzero.model.layer_widths import head_width, layer_configs
 from rankzero.model.load import ModelKind
 
 _log = logging.getLogger("rankzero.model")
@@ -48,6 +49,8 @@ _ROPES_BY_LENGTH = ("dynamic", "longrope")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
 _OF_A_MASK = ("block_sequence_ids", "or_mask_function", "and_mask_function")
 """Arguments of transformers' masks that its mask for flash-attention leaves out without a word."""
+_FLASH_HEAD = 256
+"""The widest head that flash-attention computes."""
 _PACKAGES = {"flash_attention_3": "flash-attn-3", "flash_attention_2": "flash-attn"}
 _CLASSES = {
     "causal": MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -274,6 +277,9 @@ def _no_flash(case: _Case, name: str) -> Iterator[tuple[str, str]]:
         yield f"{case.config.model_type} cannot be computed with {name}", "leave it out"
     if case.kind == "vision" and case.model is not None and _has_masks_of_its_own(case.model):
         yield f"{case.config.model_type} has masks of its own, which {name} ignores", "leave it out, or take sdpa"
+    widest = max(map(head_width, layer_configs(case.config.get_text_config())))
+    if widest > _FLASH_HEAD:
+        yield f"the model has heads of {widest} values, and {name} computes {_FLASH_HEAD} at most", "leave it out"
     if name == "flash_attention_3" and case.dropout:
         yield "flash_attention_3 has no attention dropout, and the model has", "take flash_attention_2"
 

@@ -22,6 +22,7 @@ from rankzero.model.facts import (
     ModelFacts,
     adapted_bytes,
 )
+from rankzero.model.layer_widths import head_width, heads_of, widest_layer
 from rankzero.model.lora import parameter_counts
 from rankzero.model.norms import is_rms_norm
 from rankzero.model.parts import blocks, inside, part_finder
@@ -109,10 +110,8 @@ def model_facts(
 
 
 def _text_blocks(text: Any, base: Any, names: list[str], compute: int, fused: Fused) -> Blocks:
-    hidden, heads = text.hidden_size, getattr(text, "num_attention_heads", None) or 0
-    head = getattr(text, "head_dim", None) or hidden // max(heads, 1)
-    if getattr(text, "qk_nope_head_dim", None):  # DeepSeek's heads have two parts
-        head = max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
+    text = widest_layer(text)  # the memory of all others is no more
+    hidden, heads, head = text.hidden_size, heads_of(text), head_width(text)
     keys = (getattr(text, "num_key_value_heads", None) or heads) * head
     inner = [name for name, _ in base.named_modules() if inside(name, names[:1])]
     has_norms = any(name.rpartition(".")[2] in ("q_norm", "k_norm", "q_layernorm", "k_layernorm") for name in inner)

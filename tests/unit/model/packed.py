@@ -55,7 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "exaone4": MIXED,
     "gemma": {"head_dim": 8},
     "gemma3_text": {**MIXED, "head_dim": 8},
-    "gemma4_text": {**MIXED, "head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 0},
+    "gemma4_text": {**MIXED, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 0},
     "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8},
     "glm4_moe": {**EXPERTS, "head_dim": 8},

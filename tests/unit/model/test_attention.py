@@ -198,6 +198,22 @@ def test_a_text_model_without_flash_attention_keeps_it_from_the_whole(machine: A
     assert choose(spec(), model, "cuda", torch.bfloat16) == Attention(None, False)
 
 
+@pytest.mark.parametrize("widest", [256, 512])
+def test_heads_that_are_too_wide_for_flash_attention(widest: int, machine: Any) -> None:
+    """Gemma 4's layers that see all of a row have wider heads than the others."""
+    machine(installed=BOTH)
+    model = config("gemma4_text", global_head_dim=widest)
+    fits = widest == 256
+    assert choose(spec(), model, "cuda", torch.bfloat16).implementation == ("flash_attention_3" if fits else "varlen")
+    wanted = spec("flash_attention_2", padding_free=False)
+    if fits:
+        assert choose(wanted, model, "cuda", torch.bfloat16) == Attention("flash_attention_2", False)
+        return
+    with pytest.raises(ConfigError, match="heads of 512 values, and flash_attention_2 computes 256 at most"):
+        choose(wanted, model, "cuda", torch.bfloat16)
+    assert choose(spec(padding_free=False), model, "cuda", torch.bfloat16) == Attention(None, False)
+
+
 @pytest.mark.parametrize(
     ("wanted", "of", "where", "message"),
     [

@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     BertConfig,
     DistilBertConfig,
+    Gemma4TextConfig,
     GPT2Config,
     LlamaConfig,
     PretrainedConfig,
@@ -229,6 +230,15 @@ def test_every_architecture_has_facts(name: str) -> None:
         assert facts.text == Blocks(
             2, 16, attention=16, intermediate=32, inside_kept=1, heads=2, keys=16, adapted_bytes=2 * (16 + 4 * 2)
         )
+
+
+def test_the_widest_layer_counts_where_layers_differ() -> None:
+    """Gemma 4's layers that see all of a row have wider heads and fewer keys than those with a window."""
+    sizes = {**WIDTHS, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    sizes |= {"head_dim": 32, "num_key_value_heads": 2, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+    config = Gemma4TextConfig(**sizes, global_head_dim=64, num_global_key_value_heads=1)
+    facts = facts_of(make_spec(lora={"r": 2}), config)
+    assert (facts.text.heads, facts.text.attention, facts.text.keys) == (4, 4 * 64, 64)
 
 
 def test_a_vision_tower_counts_where_it_is_trained() -> None:
