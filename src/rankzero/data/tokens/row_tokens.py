@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from rankzero.data.tokens.chat_text import Rendered
 from rankzero.data.tokens.image_tokens import Picture
+from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.token_rules import TokenRules
 from rankzero.data.tokens.tokenizer import TokenizerParts
 
@@ -25,9 +26,6 @@ _Weighted = tuple[int, int, float]
 
 _BATCH_CHARS = 256 * 1024
 """Text tokenised in one call: tokenizers needs some hundred bytes of memory for each token until its ids are taken."""
-
-BEGINS = "the text begins with the tokenizer's own first token, which is not put before it once more"
-ENDS = "the text ends with the tokenizer's own last token, which is not put behind it once more"
 
 _CHARS_PER_TOKEN = 64
 _SPARE_TOKENS = 1024
@@ -82,22 +80,7 @@ class Encoder:
         self._max_length = rules.max_length
         self._drop_long = rules.over_length == "drop"
         self._longest_text = max(1 << 20, _CHARS_PER_TOKEN * rules.max_length)
-        self._before, self._after = self._surroundings()
-
-    def _surroundings(self) -> tuple[list[int], list[int]]:
-        """The ids that the tokenizer itself puts before and behind a text."""
-        plain = self._backend.encode("a", add_special_tokens=False).ids
-        whole = self._backend.encode("a", add_special_tokens=True).ids
-        at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
-        return whole[:at], whole[at + len(plain) :]
-
-    def _around(self, text: list[int]) -> tuple[list[int], list[int], tuple[str, ...]]:
-        """What is to stand before and behind a text's tokens, and a note where the text brings it: one that was written
-        for a trainer that adds nothing has the tokenizer's own tokens as text."""
-        begins = bool(self._before) and text[: len(self._before)] == self._before
-        ends = bool(self._after) and text[-len(self._after) :] == self._after
-        notes = (*((BEGINS,) if begins else ()), *((ENDS,) if ends else ()))
-        return [] if begins else self._before, [] if ends else self._after, notes
+        self._surroundings = surroundings(self._backend)
 
     def encode(self, rows: Sequence[Rendered]) -> Iterator[Row]:
         """The rows in order, some hundred kilobytes of text at a time."""
@@ -115,7 +98,7 @@ class Encoder:
     def _row(self, row: Rendered, encoding: Encoding, whole: bool) -> Row:
         if row.label is not None:
             return self._labelled(row.label, encoding.ids, whole)
-        before, after, notes = self._around(encoding.ids) if row.raw else ([], [], ())
+        before, after, notes = self._surroundings.around(encoding.ids) if row.raw else ([], [], ())
         ids = [*before, *encoding.ids, *after]
         ranges, straddles = _token_ranges(row, encoding, len(before))
         if row.add_eos:
@@ -178,10 +161,11 @@ class Encoder:
 
     def _labelled(self, label: str, text: list[int], whole: bool) -> Row:
         """A text and its class. A cut leaves the tokens that close the text: an encoder has never seen one without."""
-        before, after, notes = self._around(text)
-        text = text[len(self._before) - len(before) : len(text) - len(self._after) + len(after)]
-        room = self._max_length - len(self._before) - len(self._after)
-        ids = [*self._before, *text[: max(room, 0)], *self._after]
+        first, last = self._surroundings.before, self._surroundings.after
+        before, after, notes = self._surroundings.around(text)
+        text = text[len(first) - len(before) : len(text) - len(last) + len(after)]
+        room = self._max_length - len(first) - len(last)
+        ids = [*first, *text[: max(room, 0)], *last]
         if not ids:
             return Row(ids, [], dropped="empty_text", label=label, notes=notes)
         long = not whole or len(text) > room

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
+from rankzero.data.tokens.surroundings import surroundings
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:  # workers need not load pydantic
@@ -123,7 +124,8 @@ def opens_with_bos(tokenizer: Tokenizer) -> bool:
     bos = tokenizer.special_tokens_map.get("bos_token")
     if bos is None or not tokenizer.is_fast:
         return False
-    return bool(tokenizer.backend_tokenizer.encode("a", add_special_tokens=True).tokens[:1] == [str(bos)])
+    backend = tokenizer.backend_tokenizer
+    return surroundings(backend).before[:1] == [backend.token_to_id(str(bos))]
 
 
 def _keep_whole_offsets(post_processor: Any) -> None:

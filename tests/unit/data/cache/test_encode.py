@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from rankzero.data.cache.encode import Encoder, Row, Task, chunk_encoder
 from rankzero.data.read.sources import Chunk
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
-from rankzero.data.tokens.row_tokens import BEGINS, ENDS
+from rankzero.data.tokens.surroundings import BEGINS, ENDS, Surroundings, surroundings
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.errors import ConfigError
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.tiny import CHATML, CORPUS, tiny_tokenizer
 from tests.unit.data.support import chat, user_assistant
@@ -38,9 +41,6 @@ def encode(row: dict[str, Any], tokenizer: Any, **rules: Any) -> Row:
 
 def changed_tokenizer(change: Callable[[dict[str, Any]], None]) -> Any:
     """The tiny ChatML tokenizer with its JSON changed."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
     backend = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
     change(backend)
     tokenizer = PreTrainedTokenizerFast(
@@ -48,6 +48,17 @@ def changed_tokenizer(change: Callable[[dict[str, Any]], None]) -> Any:
     )
     tokenizer.chat_template = CHATML
     return tokenizer
+
+
+def letters(alphabet: str, around: str, unknown: str | None) -> Any:
+    """A tokenizer of single letters."""
+    specials = {"<s>": 0, "</s>": 1}
+    model = models.BPE(vocab={**specials, **{letter: 2 + i for i, letter in enumerate(alphabet)}}, merges=[])
+    model.unk_token = unknown
+    backend = Tokenizer(model)
+    backend.add_special_tokens([AddedToken(token, special=True) for token in specials])
+    backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=list(specials.items()))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token=unknown)
 
 
 def trained(row: Row, tokenizer: Any) -> list[str]:
@@ -138,8 +149,6 @@ class TestRaw:
         assert tokenizer.decode(row.ids) == "<s>Hello World</s>" and trained(row, tokenizer) == [" World</s>"]
 
     def test_a_tokenizer_that_appends_eos_itself(self) -> None:
-        from tokenizers import processors
-
         tokenizer = tiny_tokenizer()
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single="<|im_start|> $A <|im_end|>",
@@ -151,8 +160,6 @@ class TestRaw:
             assert trained(encoded, tokenizer) == ["Hello<|im_end|>"]
 
     def test_what_the_tokenizer_puts_around_a_text_is_not_doubled(self) -> None:
-        from tokenizers import processors
-
         mistral = family_tokenizer("mistral")
         row = encode({"text": "<s>[INST] hi [/INST] yo</s>"}, mistral)
         assert mistral.decode(row.ids).count("<s>") == 1 and row.ranges == [(1, len(row.ids))]
@@ -171,6 +178,25 @@ class TestRaw:
         texts = ("<|im_start|>Hello<|im_end|>", "Hello")
         brought, bare = (encode({"text": text, "label": 1}, both, trains="label") for text in texts)
         assert brought.ids == bare.ids == plain.ids and brought.notes == (BEGINS, ENDS)
+
+    @pytest.mark.parametrize("around", ["<s> $A", "<s> $A </s>", "$A </s>", "$A"])
+    @pytest.mark.parametrize("unknown", [None, "<s>"])
+    def test_an_alphabet_of_few_letters(self, around: str, unknown: str | None) -> None:
+        """Of DNA, which has no "a": what stands before a text and behind it is seen by a text that it has."""
+        tokenizer = letters("ACGT", around, unknown)
+        for row in ({"text": "ACGTA"}, {"prompt": "ACGT", "completion": "A"}):
+            ids = tokenizer.convert_ids_to_tokens(encode(row, tokenizer).ids)
+            assert ids == [*(["<s>"] if around.startswith("<s>") else []), *"ACGTA", "</s>"]
+        assert take_apart(tokenizer).opens_with_bos is around.startswith("<s>")
+
+    def test_a_tokenizer_that_makes_nothing_of_anything(self) -> None:
+        backend = Tokenizer(models.BPE(vocab={"<s>": 0, "A": 1}, merges=[]))
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        assert surroundings(backend) == Surroundings([0], [])
+        backend.normalizer = normalizers.Replace(Regex("."), "")
+        with pytest.raises(ConfigError, match="makes no tokens of any text") as caught:
+            surroundings(backend)
+        assert caught.value.problems[0].where == "model.tokenizer_dir"
 
     def test_eos_in_the_text_is_not_doubled(self) -> None:
         tokenizer = tiny_tokenizer()
@@ -205,8 +231,6 @@ class TestRaw:
         assert (row.straddles, trained(row, tokenizer)) == (straddles, expected)
 
     def test_trimmed_offsets_do_not_hide_a_joining_token(self) -> None:
-        from tokenizers import processors
-
         tokenizer = tiny_tokenizer(vocab_size=600)
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
         row = encode({"prompt": "Say ", "completion": "the end"}, tokenizer)
