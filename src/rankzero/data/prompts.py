@@ -39,6 +39,8 @@ class Prompt:
     messages: tuple[Message, ...]
     templated: bool | None = None
     """Whether a chat template renders it; None: where there is one. Else its texts are joined as they stand."""
+    verbatim: bool = False
+    """Raw text with its special tokens in it: nothing is put before it."""
     images: tuple[str, ...] = ()
     """Files, as many as the messages have places for."""
     image_names: tuple[str, ...] = ()
@@ -199,6 +201,8 @@ _ASKS = (
 
 def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> Prompt:
     """Raises ImageError."""
+    if row.verbatim:
+        return _asked_verbatim(row, where)
     *before, last = row.messages
     alone = not before or last.role not in ANSWERING
     if alone or (last.content == _NO_ANSWER and not row.templated):  # a text that nobody has put a form on
@@ -218,3 +222,24 @@ def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> 
         reference=None if last.content == _NO_ANSWER else last.answer.strip(),
         where=where,
     )
+
+
+def _asked_verbatim(row: Conversation, where: str) -> Prompt:
+    """What stands before the last answer, which may be several segments; all of it where nothing does."""
+    segments = row.messages
+    end = 1 + max(i for i, segment in enumerate(segments) if _answers(segment) and segment.content.strip())
+    start = end
+    while start and _answers(segments[start - 1]):
+        start -= 1
+    answer = "".join(segment.content for segment in segments[start:end]) if start else None
+    return Prompt(
+        messages=segments[:start] or segments,
+        templated=False,
+        verbatim=True,
+        reference=None if answer is None else answer.strip(),
+        where=where,
+    )
+
+
+def _answers(message: Message) -> bool:
+    return message.role in ANSWERING

@@ -12,7 +12,16 @@ from rankzero.engine.chat import Voice
 from rankzero.engine.judge import BEST, Judge
 from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
 from rankzero.errors import ConfigError
-from rankzero.model.generate import Reply, Speaker, answer_limits, prompt_inputs, replies_together, reply, require_sight
+from rankzero.model.generate import (
+    Reply,
+    Speaker,
+    answer_limits,
+    comparable,
+    prompt_inputs,
+    replies_together,
+    reply,
+    require_sight,
+)
 from rankzero.model.load import stop_token_ids
 
 BATCH = 16
@@ -75,7 +84,7 @@ def ask_all(
     rows = []
     for index, prompt in enumerate(prompts):
         replies = {name: answers[index] for name, answers in said.items()}
-        rows.append(Row(prompt, replies, {}))
+        rows.append(Row(comparable(voices[0].speaker, prompt), replies, {}))
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rankzero.data.images.decode import load_rgb
 from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
+from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
@@ -322,17 +323,34 @@ def _inner(model: Any) -> Any:
 
 
 def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
-    """The tokens of a prompt: rendered by the chat template where there is one and the prompt is no raw text."""
+    """The tokens of a prompt: rendered by the chat template where there is one and the prompt is no raw text.
+
+    Raw text is asked as it was trained: behind what the tokenizer itself puts before a text, without what it puts
+    behind one.
+    """
     tokenizer = speaker.tokenizer
     ids: list[int]
     if tokenizer.chat_template is None or prompt.templated is False:
-        ids = tokenizer("".join(message.content for message in prompt.messages))["input_ids"]
-        return ids
+        text = "".join(message.content for message in prompt.messages)
+        if not tokenizer.is_fast:  # nothing was trained with it, and it does not say what it adds
+            ids = tokenizer(text, add_special_tokens=not prompt.verbatim)["input_ids"]
+            return ids
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        before, _, _ = surroundings(tokenizer.backend_tokenizer).around(ids)
+        return ids if prompt.verbatim else [*before, *ids]
     text = _rendered(speaker, prompt)
     if images and speaker.vision is not None:
         return speaker.vision.prompt_ids(text, images, tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def comparable(speaker: Speaker, prompt: Prompt) -> Prompt:
+    """The prompt with an answer to compare that reads as replies do: raw text may have its end token in it."""
+    if prompt.reference is None or prompt.templated is not False:
+        return prompt
+    ids = speaker.tokenizer(prompt.reference, add_special_tokens=False)["input_ids"]
+    return replace(prompt, reference=text_of(speaker.tokenizer, ids))
 
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:

@@ -48,6 +48,24 @@ def test_rows_of_every_shape(tmp_path: Path) -> None:
     assert found[3].where == f"{path}:4"
 
 
+@pytest.mark.parametrize(
+    ("segments", "asked", "answer"),
+    [
+        ((("[INST] a [/INST]", False), (" A</s>", True)), "[INST] a [/INST]", "A</s>"),
+        ((("a", False), (" A", True), ("</s>", True), ("\n", False)), "a", "A</s>"),
+        ((("a", False), ("A", True), ("b", False), ("B", True), (" ", True)), "aAb", "B"),
+        ((("all of it", True),), "all of it", None),
+    ],
+)
+def test_segments_are_asked_as_they_stand(
+    segments: tuple[tuple[str, bool], ...], asked: str, answer: str | None, tmp_path: Path
+) -> None:
+    """They have a form already, special tokens and all."""
+    row = {"segments": [{"text": text, "label": label} for text, label in segments]}
+    (prompt,) = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", [row])), seed=1)
+    assert (prompt.text, prompt.templated, prompt.verbatim, prompt.reference) == (asked, False, True, answer)
+
+
 def test_the_same_is_asked_once_and_the_same_words_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one\n\ntwo\none\n")
     assert [prompt.text for prompt in read_prompts(str(tmp_path / "lines.txt"), seed=1)] == ["one", "two"]

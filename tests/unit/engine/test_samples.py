@@ -161,7 +161,7 @@ def test_rows_of_a_file_are_compared_with_their_answers(tiny: Path, tmp_path: Pa
     rows = [
         {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "World"}]},
         {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]},
-        {"prompt": "The quick brown", "completion": " fox"},
+        {"prompt": "The quick brown", "completion": " fox<|im_end|>"},
     ]
     path = write_jsonl(tmp_path / "prompts.jsonl", rows)
     spec = small_spec(

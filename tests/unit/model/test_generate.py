@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rankzero.data.prompts import Prompt
+from rankzero.data.prompts import Prompt, read_questions
 from rankzero.data.prompts import question as asked_of
 from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
@@ -22,19 +24,28 @@ from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.converse import _Told, reply
-from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, replies_together, text_of
+from rankzero.model.generate import (
+    Speaker,
+    Turn,
+    answer,
+    comparable,
+    load_speaker,
+    prompt_ids,
+    replies_together,
+    text_of,
+)
 from rankzero.model.generate import reply as reply_to
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.source import locate
 from rankzero.model.weights import export_final
 from rankzero.run_dir.result import as_it_was, find_result
 from rankzero.spec.resolve import to_yaml
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import RunSpec, SourceSpec
 from rankzero.spec.sampling import Sampling
 from tests.support.architectures import save
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
-from tests.support.tiny import tiny_gpt2, tiny_tokenizer
+from tests.support.tiny import tiny_gpt2, tiny_tokenizer, write_jsonl
 
 CPU = torch.device("cpu")
 QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
@@ -212,6 +223,50 @@ def test_what_is_asked_is_what_stands_before_an_answer_in_training(family: str, 
         wanted, found = ("".join(text.split()) for text in (wanted, found))
     assert found == wanted
     assert row.unopened or family == "deepseek_r1" or asked == before
+
+
+@pytest.mark.parametrize("around", ["<s> $A", "<s> $A </s>", "$A </s>", "$A"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "What is", "completion": " the capital"},
+        {"prompt": "<s>What is", "completion": " the capital"},
+        {"segments": [{"text": "<s>What is", "label": False}, {"text": " the capital</s>", "label": True}]},
+        {"segments": [{"text": "What is", "label": False}, {"text": " the capital", "label": True}]},
+    ],
+)
+def test_raw_text_is_asked_as_it_was_trained(row: dict[str, Any], around: str, tmp_path: Path) -> None:
+    """Up to its answer: nothing behind the question, and one token before it where training had one."""
+    tokenizer = tiny_tokenizer(specials=("<s>", "</s>"), bos="<s>", eos="</s>")
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=around, special_tokens=ids)
+    path = write_jsonl(tmp_path / "rows.jsonl", [row])
+    (prompt,) = read_questions(SourceSpec(path=str(path)), seed=0)
+    asked = prompt_ids(Speaker(None, tokenizer, None), prompt)
+    parts, rules = take_apart(tokenizer), TokenRules()
+    rendered = Renderer(parts, rules).render(convert(row, 1)[1])
+    assert isinstance(rendered, Rendered)
+    (trained,) = Encoder(parts, rules).encode([rendered])
+    assert asked == trained.ids[: trained.ranges[0][0]]
+
+
+def test_an_answer_with_its_end_in_its_text_is_compared_without() -> None:
+    tokenizer = tiny_tokenizer(specials=("<s>", "</s>"), bos="<s>", eos="</s>")
+    asked = (Message("prompt", "<s>What is"),)
+    raw = Prompt(asked, templated=False, verbatim=True, reference="the capital</s>")
+    assert comparable(Speaker(None, tokenizer, None), raw).reference == "the capital"
+    chat = Prompt((Message("user", "what ends a text?"),), templated=True, reference="</s>")
+    assert comparable(Speaker(None, tokenizer, None), chat) is chat
+
+
+def test_a_text_that_nobody_put_a_form_on_is_asked_without_an_end() -> None:
+    """Where there is no chat template, and the tokenizer puts its end token behind whatever it is given."""
+    tokenizer = tiny_tokenizer(chat_template=None, specials=("<s>", "</s>"), bos="<s>", eos="</s>")
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    post = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids)
+    tokenizer.backend_tokenizer.post_processor = post
+    tokenizer(["a", "b c"], padding=False, truncation=True, max_length=2)  # by whoever used it before
+    assert tokenizer.decode(prompt_ids(Speaker(None, tokenizer, None), asked_of("Hello"))) == "<s>Hello"
 
 
 @pytest.mark.parametrize("chat", ["one turn", "reasoning"])
