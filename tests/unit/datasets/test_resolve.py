@@ -110,10 +110,15 @@ def test_every_kind_of_store(kind: str, tmp_path: Path) -> None:
     assert again.how == {"in place": 3} and {path: shade(again, path, image_dir) for path in WANTED} == SHADES
 
 
-@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("kind", ["tar", "zip", "parquet", "hub"])
 def test_a_member_that_is_too_large_is_called_that(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankzero.datasets.images.stores.MAX_BYTES", 8)
-    store = open_store(place(kind, tmp_path))
+    if kind == "hub":
+        (tmp_path / "hub/some/mirror").mkdir(parents=True)
+        tar(tmp_path / "hub/some/mirror/all.tar")
+        store: Store = open_store("hub:some/mirror", FakeNetwork(tmp_path / "hub"))
+    else:
+        store = open_store(place(kind, tmp_path))
     located = locate_images([*WANTED, "gqa/images/8.jpg"], tmp_path / "out", "train", [store])
     lost = [located.of(path) for path in (*WANTED, "gqa/images/8.jpg")]
     assert [one.rule for one in lost if isinstance(one, Lost)] == ["image too large"] * 3 + ["image missing"]

@@ -73,6 +73,7 @@ class Seen:
         for name in ("members", "used", "unnamed", "too_large"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.others = (self.others + other.others)[:3]
+        self.faults = other.faults | self.faults
 
 
 class Store(Protocol):
@@ -268,7 +269,8 @@ class ParquetStore:
                     data = data.get("bytes")
                 if isinstance(data, bytes):
                     left.discard(key)
-                    yield Fetched(key, data=data)
+                    if (taken := _within_limit(data, key, self.seen)) is not None:
+                        yield Fetched(key, data=taken)
 
 
 class HubStore:
@@ -306,7 +308,10 @@ def member_key(name: str, source: str) -> str | None:
 
 def read_member(stream: IO[bytes], key: str, seen: Seen) -> bytes | None:
     """The bytes of a member; None, counted, where there are too many: what an archive says of sizes may be a lie."""
-    data = stream.read(MAX_BYTES + 1)
+    return _within_limit(stream.read(MAX_BYTES + 1), key, seen)
+
+
+def _within_limit(data: bytes, key: str, seen: Seen) -> bytes | None:
     if len(data) <= MAX_BYTES:
         return data
     seen.too_large += 1
