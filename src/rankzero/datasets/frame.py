@@ -84,7 +84,8 @@ def run(
     stores: Sequence[Store] = (),
     announce: Announce = quiet,
 ) -> dict[str, Any]:
-    """Write every split and the statistics, which are returned. Raises DataError where a split gives no row at all."""
+    """Write every split and the statistics, which are returned. Raises DataError where a split gives no row at all, or
+    nothing can be held out that was to be."""
     _require_no_stale_eval(recipe, inputs, settings)
     splits: dict[str, Any] = {}
     groups: dict[str, set[str]] = {}
@@ -107,7 +108,7 @@ def run(
         "images_in_several_splits": len(every) - len(set(every)),
     }
     write_json(settings.output_dir / STATS, stats)
-    _require_rows(splits, settings.output_dir)
+    _require_rows(splits, settings)
     return stats
 
 
@@ -132,6 +133,8 @@ class _Split:
         names = {split: self._recipe.file_name.format(split=split) for split in (self._split, EVAL)}
         with RowWriter(self._settings.output_dir) as writer:
             writer.open(names[self._split])
+            if self._holdout.holds_out:
+                writer.open(names[EVAL])  # whatever comes of it, no rows of an earlier run stay there
             for number, value in self._rows():
                 self._tally.rows_in += 1
                 outcome = self._outcome(number, value)
@@ -151,24 +154,27 @@ class _Split:
         return islice(rows_of(self._paths), self._settings.max_samples or None)
 
     def _survey(self, stores: Sequence[Store]) -> None:
-        """The first pass: which images are needed, and how many rows each group has."""
+        """The first pass: which images are needed, and how many rows each group has that can be used."""
         self._announce(f"{self._split}: reading which images the rows need")
-        paths: dict[str, None] = {}
+        rows_of_image: Counter[str] = Counter()
         scratch = Tally()
         for number, value in self._rows():
             read = self._read(number, value, scratch)
             if isinstance(read, Dropped):
                 continue
             _, image = read
-            if image is not None:
-                paths[image] = None
-            self._holdout.count(_group(image, self._split, number))
-        self._holdout.decide()
-        if self._settings.skip_images:
-            return
-        self._announce(f"{self._split}: finding {len(paths):,} images")
+            if image is None:
+                self._holdout.count(_group(None, self._split, number))
+            else:
+                rows_of_image[image] += 1
         settings = self._settings
-        self._located = locate_images(paths, settings.image_dir, self._split, stores, settings.images)
+        if not settings.skip_images:
+            self._announce(f"{self._split}: finding {len(rows_of_image):,} images")
+            self._located = locate_images(rows_of_image, settings.image_dir, self._split, stores, settings.images)
+        for image, rows in rows_of_image.items():
+            if isinstance(self._image(image), str):
+                self._holdout.count(image_key(image), rows)
+        self._holdout.decide()
 
     def _read(self, number: int, value: Any, tally: Tally) -> tuple[Converted, str | None] | Dropped:
         """The row's training rows, and the image that it names."""
@@ -263,13 +269,17 @@ def _require_no_stale_eval(recipe: Recipe, inputs: Mapping[str, Sequence[str]], 
         raise UsageError("--eval-fraction holds out rows of train, which is not among the splits")
 
 
-def _require_rows(splits: Mapping[str, Any], output_dir: Path) -> None:
+def _require_rows(splits: Mapping[str, Any], settings: FrameSettings) -> None:
     problems = []
+    hint = f"{settings.output_dir / STATS} has examples and the places that were looked in"
     for split, stats in splits.items():
+        dropped = ", ".join(f"{count} × {rule}" for rule, count in stats["rows_dropped"].items())
         if not stats["rows_out"]:
-            rules = ", ".join(f"{count} × {rule}" for rule, count in stats["rows_dropped"].items()) or "there are none"
-            hint = f"{output_dir / STATS} has examples and the places that were looked in"
-            problems.append(Problem(f"no training row from {stats['rows_in']} raw rows: {rules}", split, hint))
+            what = f"no training row from {stats['rows_in']} raw rows: {dropped or 'there are none'}"
+            problems.append(Problem(what, split, hint))
+        elif settings.eval_fraction and split == "train" and not all(stats["written"].values()):
+            what = "nothing can be held out: all rows that can be used have one image"
+            problems.append(Problem(f"{what}; dropped: {dropped}" if dropped else what, split, hint))
     if problems:
         raise DataError(problems)
 
@@ -287,19 +297,21 @@ class HoldOut:
         self._rows = array("q", bytes(8 * _BUCKETS)) if fraction else array("q")
         self._cut = 0
 
-    def count(self, group: str) -> None:
-        """A row of this group."""
+    @property
+    def holds_out(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self._fraction)
+
+    def count(self, group: str, rows: int = 1) -> None:
+        """Rows of this group."""
         if self._fraction:
-            self._rows[self._place(group)] += 1
+            self._rows[self._place(group)] += rows
 
     def decide(self) -> None:
-        """Place the cut. Raises DataError where one group is all there is."""
+        """Place the cut. Where one group is all there is, nothing is held out."""
         if not self._fraction:
             return
         filled = [place for place, rows in enumerate(self._rows) if rows]
-        if len(filled) < 2:
-            hint = "leave --eval-fraction out, or give more rows"
-            raise DataError("nothing can be held out: all rows have one image", hint=hint)
         wanted = sum(self._rows) * self._fraction
         held, best = 0, float("inf")
         for place in filled[:-1]:
@@ -310,7 +322,7 @@ class HoldOut:
 
     def holds(self, group: str) -> bool:
         """Whether rows of this group are held out."""
-        return bool(self._fraction) and self._place(group) < self._cut
+        return self.holds_out and self._place(group) < self._cut
 
     def _place(self, group: str) -> int:
         digest = hashlib.sha256(f"{self._seed}:{group}".encode()).digest()

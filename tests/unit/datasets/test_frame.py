@@ -166,6 +166,32 @@ def test_what_an_earlier_run_held_out_does_not_come_back_into_train(tmp_path: Pa
     assert run_fire(tmp_path, rows, skip_images=True)["written"].keys() == {"fire_bc_train.jsonl"}
 
 
+def test_rows_are_held_out_of_those_that_can_be_used(tmp_path: Path) -> None:
+    """Of 100 images 30 are there: a tenth of their rows is, not a tenth of all."""
+    rows = [fire_row(f"r{index}", f"gqa/images/{index}.jpg", trajectory(1)) for index in range(100)]
+    for index in range(0, 100, 10):
+        for one in range(3):
+            picture(tmp_path / f"images/gqa/images/{index + one}.jpg")
+    stats = run_fire(tmp_path, rows, eval_fraction=0.1)
+    assert stats["rows_dropped"] == {"image missing": 70}
+    assert stats["written"] == {"fire_bc_train.jsonl": 27, "fire_bc_eval.jsonl": 3}
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_hold_out_that_ends_empty_is_an_error_and_leaves_no_earlier_one(there: int, tmp_path: Path) -> None:
+    rows = [fire_row(f"r{index}", f"gqa/images/{index}.jpg", trajectory(1)) for index in range(10)]
+    run_fire(tmp_path, rows, skip_images=True, eval_fraction=0.2)
+    held = tmp_path / "out/fire_bc_eval.jsonl"
+    assert len(read_jsonl(held)) == 2
+    for index in range(there):
+        picture(tmp_path / f"images/gqa/images/{index}.jpg")
+    words = "nothing can be held out: .* have one image; dropped: 9 × image missing" if there else "no training row"
+    with pytest.raises(DataError, match=words) as caught:
+        run_fire(tmp_path, rows, eval_fraction=0.2)
+    assert [problem.where for problem in caught.value.problems] == ["train"]
+    assert read_jsonl(held) == [] and len(read_jsonl(tmp_path / "out/fire_bc_train.jsonl")) == there
+
+
 @pytest.mark.parametrize(
     ("splits", "words"), [(("test",), "not among the splits"), (("train", "eval"), "split `eval`")]
 )

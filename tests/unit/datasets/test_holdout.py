@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.datasets.frame import HoldOut
-from rankzero.errors import DataError
 
 
 def held(groups: list[str], fraction: float, seed: int = 42) -> set[str]:
@@ -34,11 +32,21 @@ def test_order_does_not_matter_and_the_seed_does() -> None:
 @given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=40), st.floats(0.01, 0.9), st.integers(0, 99))
 def test_both_sides_have_a_group(names: list[str], fraction: float, seed: int) -> None:
     groups = [f"group {name}" for name in names]
-    if len(set(groups)) < 2:
-        with pytest.raises(DataError):
-            held(groups, fraction, seed)
-        return
-    assert 0 < len(held(groups, fraction, seed)) < len(set(groups))
+    assert 0 < len(held(groups, fraction, seed)) < len(set(groups)) or len(set(groups)) < 2
+
+
+def test_one_group_stays_whole() -> None:
+    assert held(["a", "a"], 0.5) == held([], 0.5) == set()
+
+
+def test_rows_of_a_group_can_be_counted_together() -> None:
+    counts = {f"g{number}": 1 + number % 5 for number in range(100)}
+    together = HoldOut(0.2, 42)
+    for group, rows in counts.items():
+        together.count(group, rows)
+    together.decide()
+    one_by_one = [group for group, rows in counts.items() for _ in range(rows)]
+    assert {group for group in counts if together.holds(group)} == held(one_by_one, 0.2)
 
 
 def test_nothing_is_held_out_unasked() -> None:
