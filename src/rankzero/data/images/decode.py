@@ -14,6 +14,7 @@ Decisions, the same for checking and for training:
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankzero.data.images.paths import Refused, inside
-from rankzero.data.images.png import missing_share
+from rankzero.data.images.png import missing_share, notes_behind
 from rankzero.errors import ConfigError, DataError
 from rankzero.wording import first_line
 
@@ -106,7 +107,7 @@ def decode(file: Path, limits: ImageLimits) -> Image:
 
 
 def image_size(file: Path, limits: ImageLimits) -> tuple[int, int]:
-    """(width, height) that `decode` gives, from the file's head alone: damage behind it is not seen. Raises
+    """(width, height) that `decode` gives, from the file's head and notes alone: damage of pixels is not seen. Raises
     ImageError."""
     return _read(file, limits, _upright_size)
 
@@ -195,6 +196,10 @@ def _upright_size(image: Image) -> tuple[int, int]:
     if image.format == "TIFF":  # Pillow turns these itself
         return width, height
     try:
+        if image.format == "PNG":
+            stream: BinaryIO = image.fp  # type: ignore[attr-defined]
+            if behind := notes_behind(stream, animated=getattr(image, "is_animated", False)):
+                image.info.update(Pillow.open(io.BytesIO(behind), formats=("PNG",)).info)
         # The base class's: that of PNG files decodes the whole image to find notes at the end of the file.
         sideways = Pillow.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except (OSError, SyntaxError, ValueError):

@@ -306,6 +306,64 @@ def test_the_head_tells_the_size_that_decoding_gives(tmp_path: Path, format: str
     assert size == decode(file, ImageLimits()).size == ((48, 32) if orientation < 5 else (32, 48))
 
 
+def orientation_notes(orientation: int) -> dict[str, tuple[bytes, bytes]]:
+    """Every chunk of a PNG in which Pillow finds an orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    whole = exif.tobytes()
+    profile = f"\nexif\n{len(whole):8}\n{whole.hex()}\n".encode()
+    xmp = (
+        f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+    )
+    return {
+        "exif": (b"eXIf", whole.removeprefix(b"Exif\0\0")),
+        "xmp": (b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp),
+        "packed xmp": (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(xmp)),
+        "profile": (b"tEXt", b"Raw profile type exif\0" + profile),
+        "packed profile": (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile)),
+    }
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@pytest.mark.parametrize("place", ["before", "behind", "behind the end"])
+@pytest.mark.parametrize("note", orientation_notes(6))
+@pytest.mark.parametrize("animated", [False, True])
+def test_a_png_may_say_behind_its_pixels_how_it_is_turned(
+    note: str, place: str, animated: bool, tmp_path: Path
+) -> None:
+    more = {"save_all": True, "append_images": [noise((48, 32))]} if animated else {}
+    data = encoded(noise((48, 32)), "PNG", **more)
+    for orientation in (6, 1):
+        beside = chunk(b"tEXt", b"Comment\0" + b"x" * 50) + chunk(*orientation_notes(orientation)[note])
+        first, last = data.index(b"IDAT") - 4, len(data) - 12
+        at = {"before": first, "behind": last, "behind the end": len(data)}[place]
+        if animated and place == "behind":
+            at = data.index(b"fcTL", data.index(b"IDAT")) - 4
+        file = tmp_path / "x.png"
+        file.write_bytes(data[:at] + beside + data[at:])
+        turned = orientation == 6 and place != "behind the end"
+        assert decode(file, ImageLimits()).size == ((32, 48) if turned else (48, 32))
+        assert image_size(file, ImageLimits()) == decode(file, ImageLimits()).size
+
+
+def test_notes_of_another_frame_do_not_turn_the_first(tmp_path: Path) -> None:
+    data = encoded(noise((48, 32)), "PNG", save_all=True, append_images=[noise((48, 32))])
+    (tmp_path / "x.png").write_bytes(data[:-12] + chunk(*orientation_notes(6)["exif"]) + data[-12:])
+    assert image_size(tmp_path / "x.png", ImageLimits()) == decode(tmp_path / "x.png", ImageLimits()).size == (48, 32)
+
+
+def test_what_is_behind_the_pixels_may_be_damaged(tmp_path: Path) -> None:
+    data = encoded(noise((48, 32)), "PNG")
+    kind, note = orientation_notes(6)["packed profile"]
+    broken = (chunk(b"zTXt", note[:22] + b"\7" + note[23:]), chunk(b"\0\0\0\0", b"")[:9], chunk(kind, note)[:30])
+    for damage in broken:
+        (tmp_path / "x.png").write_bytes(data[:-12] + damage)
+        assert image_size(tmp_path / "x.png", ImageLimits()) == (48, 32)
+
+
 def test_the_size_is_told_without_decoding_and_within_limits(tmp_path: Path) -> None:
     data = encoded(noise((200, 100)), "PNG")
     (tmp_path / "half.png").write_bytes(data[: len(data) // 2])
