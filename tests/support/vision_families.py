@@ -63,10 +63,12 @@ def save(name: str, directory: Path, **changes: Any) -> Path:
 
 def gemma3(directory: Path) -> None:
     """Gemma 3 from 4B on: line ends and tags around 256 (here 4) soft tokens, which see each other both ways."""
+    from tokenizers import AddedToken
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     images = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = tokenizer_with(("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>"), images, bos="<bos>")
+    tokenizer.add_tokens([AddedToken("\n" * lines, normalized=False) for lines in (1, 2, 3)])
     tokenizer.chat_template = GEMMA
     tower = {**TOWER, "image_size": 28, "patch_size": 7, "vision_use_head": False}
     config = Gemma3Config(

@@ -42,6 +42,9 @@ class Vision:
     def __init__(self, place: ProcessorPlace) -> None:
         """Raises ConfigError where there is no processor, or one whose layout is not known."""
         self._processor = place.load()
+        added = self._processor.tokenizer.get_added_vocab()
+        # Line ends are tokens of Gemma's that were added, too; they stand for themselves.
+        self._names: dict[int, str] = {number: token for token, number in added.items() if token.strip()}
         placeholder = getattr(self._processor, "image_token", None)
         if not isinstance(placeholder, str) or self._id_of(placeholder) is None:
             raise self._unknown("it has no placeholder for images that is one token")
@@ -142,12 +145,11 @@ class Vision:
     def _special(self, texts: Sequence[str]) -> Counter[str]:
         """Special tokens of these texts, and how often they stand there."""
         tokenizer = self._processor.tokenizer
-        names = {number: token for token, number in tokenizer.get_added_vocab().items()}
         return Counter(
-            names[number]
+            self._names[number]
             for text in texts
             for number in tokenizer.encode(text, add_special_tokens=False)
-            if number in names
+            if number in self._names
         )
 
     def _image_token(self, texts: Sequence[str]) -> tuple[str, int]:
