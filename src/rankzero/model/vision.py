@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.tokens.image_tokens import DecidedBy, in_place
+from rankzero.data.tokens.image_tokens import DecidedBy, Layout, in_place
 from rankzero.errors import ConfigError
 from rankzero.model.layouts import counts_decide, expand, image_text
 from rankzero.model.processor import cannot_limit, image_counts
@@ -66,6 +66,7 @@ class Vision:
             fingerprint=hashlib.sha256(decides.encode()).hexdigest(),
         )
         self._layout = self.rules.layouts()
+        self._laid_out: dict[Layout, list[int]] = {}
         self._token_inputs = self._try_out()
         self._check_limit()
 
@@ -89,6 +90,18 @@ class Vision:
     def image_tokens(self, image: Image) -> int:
         """How many image tokens it has."""
         return sum(self._layout(*image.size).copies)
+
+    def laid_out(self, images: Sequence[Image]) -> list[int]:
+        """The special tokens of these images in a row's text, in order: image tokens, and tags around and between
+        them."""
+        return [token for image in images for token in self._tokens_of(self._layout(*image.size))]
+
+    def _tokens_of(self, layout: Layout) -> list[int]:
+        if layout not in self._laid_out:
+            ids = self._processor.tokenizer.encode(layout.text, add_special_tokens=False)
+            special = [token for token in ids if token in self._names]
+            self._laid_out[layout] = expand(special, self.image_token_id, layout.copies)
+        return self._laid_out[layout]
 
     def ids(self, image: Image) -> list[int]:
         """All tokens of an image, alone."""

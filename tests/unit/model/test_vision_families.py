@@ -232,6 +232,26 @@ def test_line_ends_join_across_the_border_of_an_image(tmp_path: Path) -> None:
     assert ids != [*pieces[0], *image, *pieces[1]]
 
 
+def test_an_image_that_was_turned_after_it_was_tokenised_is_named(family: Family, tmp_path: Path) -> None:
+    """As many tokens, and tags of other places: the model would see each tile in the place of another."""
+    dataset = family.tokenise(ROWS[1])
+    batch = PicturedText(family.vision, always_image=False)
+    assert batch(dataset, np.array([0]), CPU).inputs["pixel_values"].shape[0]
+    path = Path(dataset.images(0)[0])
+    image = path.read_bytes()
+    try:
+        Image.new("RGB", SIZES[1][::-1]).save(path)
+        if family.name not in ("idefics3", "smolvlm"):  # nothing of what stands in the row is another
+            assert batch(dataset, np.array([0]), CPU).inputs["pixel_values"].shape[0]
+            return
+        with pytest.raises(DataError, match="another shape than when the row was tokenised") as caught:
+            batch(dataset, np.array([0]), CPU)
+    finally:
+        path.write_bytes(image)
+    (problem,) = caught.value.problems
+    assert str(path) in problem.what and problem.where is not None and problem.where.endswith("rows.jsonl:1")
+
+
 def test_a_limit_that_cannot_be_kept_is_told_before_rows_are_read(family: Family) -> None:
     """These scale images to tiles of one size: a limit does not make fewer of them."""
     most = max(family.vision.rules.layouts()(*size).tokens for size in ((64, 64), (1300, 400), (400, 1300)))

@@ -40,8 +40,9 @@ class ImageInputs(Protocol):
         """The token whose copies the model puts an image's features in the place of."""
         ...
 
-    def image_tokens(self, image: Image) -> int:
-        """How many copies of it an image has."""
+    def laid_out(self, images: Sequence[Image]) -> list[int]:
+        """The special tokens of these images in a row's text, in order: copies of it, and tags around and between
+        them."""
         ...
 
     def ids(self, image: Image) -> Sequence[int]:
@@ -97,11 +98,15 @@ class PicturedText:
     def _images(self, dataset: Rows, row: int, ids: npt.NDArray[np.int32], decoded: Iterator[Image]) -> list[Image]:
         """The row's images. Raises DataError where one is gone, or no longer what was tokenised."""
         images = list(decoded)
-        expected = int((ids == self._vision.image_token_id).sum())
-        found = sum(self._vision.image_tokens(image) for image in images)
-        if found != expected:
-            paths = ", ".join(dataset.images(row))
-            what = f"its images become {found} image tokens, and were {expected} when the row was tokenised ({paths})"
+        found = self._vision.laid_out(images)
+        there = ids[np.isin(ids, [self._vision.image_token_id, *set(found)])].tolist()
+        now, then = (tokens.count(self._vision.image_token_id) for tokens in (found, there))
+        rest = iter(there)
+        if now != then or not all(token in rest for token in found):  # in this order
+            what = "its images have another shape than when the row was tokenised"
+            if now != then:
+                what = f"its images become {now} image tokens, and were {then} when the row was tokenised"
+            what = f"{what} ({', '.join(dataset.images(row))})"
             hint = f"put the images back that were there; or delete {dataset.directory}, to tokenise all rows again"
             raise DataError(what, where=dataset.where(row), hint=hint)
         return images
