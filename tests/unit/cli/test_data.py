@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from rankzero.cli.data.inputs import FormatOption
+from rankzero.data.images.decode import MAX_PIXELS
 from rankzero.spec.run_spec import RowFormat
 from tests.support.cli import Cli
 from tests.support.families import family_tokenizer
@@ -424,6 +425,14 @@ def test_fire_takes_the_seed_s_input_from_the_hub(cli: Cli, tmp_path: Path, monk
     cli(f"data fire --output_dir {tmp_path}/o --image_dir {tmp_path}/i --splits train --skip-images")
     cli(f"data volcano --output_dir {tmp_path}/o --image_dir {tmp_path}/i --skip-images --input rows.jsonl")
     assert asked == [(["hub"], ["train"], "PengxiangLi/FIRE"), (["rows.jsonl"], ["train"], "kaist-ai/volcano-train")]
+
+
+@pytest.mark.parametrize("recipe", ["fire", "volcano"])
+def test_no_image_is_kept_that_training_would_refuse(cli: Cli, recipe: str, tmp_path: Path) -> None:
+    line = f"data {recipe} --output_dir {tmp_path}/o --image_dir {tmp_path}/i --input rows.jsonl --max-pixels"
+    refused = cli(f"{line} {MAX_PIXELS + 1}")
+    assert refused.code == 2 and "--max-pixels" in refused.err and str(MAX_PIXELS) in refused.err
+    assert "--max-pixels" not in cli(f"{line} {MAX_PIXELS}").err
 
 
 def test_the_columns_that_a_hint_proposes_can_be_typed_everywhere(cli: Cli, model: str, tmp_path: Path) -> None:

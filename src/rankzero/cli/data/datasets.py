@@ -54,8 +54,17 @@ ImageModeOption = Annotated[
 ImageCheck = Annotated[
     bool, typer.Option("--image-check/--no-image-check", help="Decode every image; use none that cannot be decoded.")
 ]
+_MOST_PIXELS = 64_000_000
+"""What training decodes (`MAX_PIXELS` of data/images/decode.py, whose module this one does not import)."""
 MaxPixels = Annotated[
-    int, typer.Option("--max-pixels", "--max_pixels", min=1, help="Of an image; more is not decoded.")
+    int,
+    typer.Option(
+        "--max-pixels",
+        "--max_pixels",
+        min=1,
+        max=_MOST_PIXELS,
+        help="Of an image; more is not decoded. Training decodes no more than the default.",
+    ),
 ]
 EvalFraction = Annotated[
     float,
@@ -64,7 +73,6 @@ EvalFraction = Annotated[
 Seed = Annotated[int, typer.Option("--seed", help="Decides what is held out.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that decode images.")]
 
-_DEFAULT_PIXELS = 64_000_000
 _INPUT_HELP = "Raw JSON: [SPLIT=]FILE, a folder or a URL; absent: the data set on the Hub. May be given several times."
 
 
@@ -105,7 +113,7 @@ def fire(
     images: Images = None,
     image_mode: ImageModeOption = "copy",
     image_check: ImageCheck = True,
-    max_pixels: MaxPixels = _DEFAULT_PIXELS,
+    max_pixels: MaxPixels = _MOST_PIXELS,
     eval_fraction: EvalFraction = 0.0,
     seed: Seed = 42,
     workers: Workers = None,
@@ -149,7 +157,7 @@ def volcano(
     images: Images = None,
     image_mode: ImageModeOption = "copy",
     image_check: ImageCheck = True,
-    max_pixels: MaxPixels = _DEFAULT_PIXELS,
+    max_pixels: MaxPixels = _MOST_PIXELS,
     eval_fraction: EvalFraction = 0.0,
     seed: Seed = 42,
     workers: Workers = None,

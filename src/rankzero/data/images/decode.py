@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Looked = TypeVar("Looked")
 
 MAX_PIXELS = 64_000_000
+"""Of an image in training; some commands can be told less."""
 
 NOT_THERE = "no such image"
 """The reason of an image that is missing; every other reason is of one that is there."""
@@ -122,7 +123,8 @@ def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> L
                 _require_pixels(image.size, limits)
                 return look(image)
             except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-                raise ImageError("too many pixels", str(error)) from error
+                what = f"has more than the {limits.pixels:,} pixels that are allowed"
+                raise ImageError("too many pixels", what, _hint(limits)) from error
             except UnidentifiedImageError as error:
                 raise _unidentified(stream) from error
             except (OSError, SyntaxError, ValueError) as error:
@@ -211,9 +213,14 @@ def _require_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
     pixels = size[0] * size[1]
     if pixels > limits.pixels:
         what = f"{size[0]} x {size[1]} = {pixels:,} pixels, more than the {limits.pixels:,} that are allowed"
-        raise ImageError("too many pixels", what, "make it smaller, or raise the limit")
+        raise ImageError("too many pixels", what, _hint(limits))
     if pixels < 1:
         raise ImageError("damaged image", f"the image is {size[0]} x {size[1]} pixels")
+
+
+def _hint(limits: ImageLimits) -> str:
+    """Nobody can raise the limit beyond what training decodes."""
+    return "make it smaller, or raise the limit" if limits.pixels < MAX_PIXELS else "make it smaller"
 
 
 def _upright(image: Image) -> Image:

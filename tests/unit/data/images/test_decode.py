@@ -234,13 +234,15 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
 def test_bombs_are_refused_from_their_header(tmp_path: Path, side: int) -> None:
     """9,000² is over our limit only, 12,000² over Pillow's warning, 60,000² over its error."""
-    assert fault(tmp_path, bomb(side, side), "x.png").reason == "too many pixels"
+    found = fault(tmp_path, bomb(side, side), "x.png")
+    assert (found.reason, found.hint) == ("too many pixels", "make it smaller") and "64,000,000" in found.what
 
 
 def test_the_limit_is_the_callers_and_pillows_state_stays(tmp_path: Path) -> None:
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     data = encoded(noise((100, 100)), "PNG")
-    assert fault(tmp_path, data, limits=ImageLimits(9_999)).reason == "too many pixels"
+    found = fault(tmp_path, data, limits=ImageLimits(9_999))
+    assert (found.reason, found.hint) == ("too many pixels", "make it smaller, or raise the limit")
     assert decode(tmp_path / "x.jpg", ImageLimits(10_000)).size == (100, 100)
     assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
