@@ -14,19 +14,21 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from rankzero.cache.uses import use
 from rankzero.data.images.decode import ImageError
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import place_given_by, storage_errors, whole_file
 
-_HEAD = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?P<options>(?:;[\w=.+-]+)*),")
+_HEAD = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?P<options>(?:;[\w=.+-]+)*),", re.IGNORECASE)
+_OTHER_ALPHABET = str.maketrans("-_", "+/", " \t\r\n\f\v")
+"""Of base64 in URLs (RFC 4648, 5), and the white space of lines that were wrapped, which says nothing."""
 
 
 def is_embedded(image: str) -> bool:
     """Whether an image of a row is its bytes, not a path or a URL to fetch."""
-    return image.startswith("data:")
+    return image[:5].lower() == "data:"
 
 
 def shown(image: str) -> str:
@@ -70,11 +72,13 @@ def _bytes(image: str) -> bytes:
     head = _HEAD.match(image)
     if head is None:
         raise ImageError("bad data URL", "is no data: URL", "expected: data:image/png;base64,…")
-    if not (head["kind"] or "").startswith("image/"):
+    if not (head["kind"] or "").lower().startswith("image/"):
         raise ImageError("not an image", f"holds {head['kind'] or 'text'}, not an image", "remove it, or the row")
+    data = image[head.end() :]
     try:
-        if ";base64" not in head["options"]:
-            return unquote_to_bytes(image[head.end() :])
-        return base64.b64decode(image[head.end() :], validate=True)
+        if ";base64" not in head["options"].lower():
+            return unquote_to_bytes(data)
+        plain = (unquote(data) if "%" in data else data).translate(_OTHER_ALPHABET)
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ImageError("bad data URL", f"its base64 is damaged: {error}", "was the row cut off?") from error

@@ -30,7 +30,7 @@ def refusal(path: str) -> Refused | None:
         return Refused("NUL in image path", f"{shown} has a NUL character")
     if "\\" in path:
         return Refused("backslash in image path", f"{shown} has a backslash", "write forward slashes")
-    if "://" in path or path.startswith("data:"):
+    if "://" in path or path[:5].lower() == "data:":
         hint = "nothing that only a row names is fetched: download the images, and write their paths"
         return Refused("image is a URL", f"{shown} is a URL, not a path", hint)
     if path.startswith("/"):

@@ -24,7 +24,7 @@ from rankzero.api.tokenizers import served_prompt
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.tokenize import TokenRules, prepare
-from rankzero.data.images.embedded import kept_images
+from rankzero.data.images.embedded import keep, kept_images
 from rankzero.data.inspect.serving import compare
 from rankzero.data.inspect.token_counts import Tokens
 from rankzero.data.inspect.validate import CheckOptions, check
@@ -168,6 +168,33 @@ def test_images_that_rows_bring_themselves_are_those_of_files(place: Place) -> N
     assert len(list(kept_images().rglob("*/*"))) == 2, "each once, whatever brings it"
 
 
+@pytest.mark.parametrize("how", ["lines", "no padding", "of URLs", "escaped", "capitals", "all in capitals"])
+def test_base64_in_every_form_that_is_written(how: str, place: Place) -> None:
+    """Wrapped at 76 characters (RFC 2045), without padding, in the alphabet of URLs (RFC 4648), escaped (RFC 2397)."""
+    image = (place.folder / "0.png").read_bytes()
+    image += bytes(number % 256 for number in range(256 - len(image) % 3))  # two characters of padding, and + and /
+    plain = base64.b64encode(image).decode()
+    assert plain.endswith("==") and "+" in plain and "/" in plain
+    head, data = {
+        "lines": ("data:image/png;base64,", base64.encodebytes(image).decode().replace("\n", "\r\n")),
+        "no padding": ("data:image/png;base64,", plain.rstrip("=")),
+        "of URLs": ("data:image/png;base64,", base64.urlsafe_b64encode(image).decode()),
+        "escaped": ("data:image/png;base64,", plain.replace("=", "%3D").replace("+", "%2B").replace("/", "%2F")),
+        "capitals": ("data:IMAGE/PNG;base64,", plain),
+        "all in capitals": ("DATA:IMAGE/PNG;BASE64,", plain),
+    }[how]
+    assert (kept_images() / keep(head + data)).read_bytes() == image
+    dataset = place.tokenise({**user_assistant("<image>", "a"), "images": [{"bytes": head + data, "path": None}]})
+    assert [Path(path).read_bytes() for path in dataset.images(0)] == [image]
+
+
+def test_a_type_of_gemini_in_capitals(place: Place) -> None:
+    data = base64.b64encode((place.folder / "0.png").read_bytes()).decode()
+    asked = {"role": "user", "parts": [{"inlineData": {"mimeType": "IMAGE/PNG", "data": data}}, {"text": "Which?"}]}
+    dataset = place.tokenise({"contents": [asked, {"role": "model", "parts": [{"text": "red"}]}]})
+    assert len(dataset.images(0)) == 1
+
+
 def test_images_that_rows_bring_are_found_where_the_cache_is_now(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +227,7 @@ def test_images_that_rows_bring_are_put_back_where_they_are_gone(
     ("image", "reason"),
     [
         ("data:image/png;base64,iVBOR&", "base64 is damaged"),
+        ("data:image/png;base64,iVBOR", "base64 is damaged"),
         ("data:audio/wav;base64,AAAA", "audio/wav"),
         ("data:;base64", "no data: URL"),
         ("data:image/png;base64,aGFsbG8gd2VsdA==", "no image that can be read"),

@@ -144,7 +144,7 @@ def _untyped_source(part: Mapping[str, Any]) -> str | bool:
         inner = part.get(key)
         if isinstance(inner, Mapping):
             kind_of_file = inner.get("mimeType", inner.get("mime_type"))
-            if not str(kind_of_file).startswith("image/"):
+            if not str(kind_of_file).lower().startswith("image/"):
                 return False
             place = inner.get("fileUri", inner.get("file_uri"))
             return place if isinstance(place, str) and place else _data_url(kind_of_file, inner.get("data")) or False
@@ -182,7 +182,7 @@ def _given(row: Row, line: int) -> tuple[str, ...] | RowProblem:
 def _name(item: object) -> str | None:
     if isinstance(item, Mapping):
         own = item.get("bytes")
-        if own is not None and not (isinstance(own, str) and own.startswith("data:")):
+        if own is not None and not (isinstance(own, str) and own[:5].lower() == "data:"):
             return None
         item = own or item.get("path") or item.get("url")
     return item if isinstance(item, str) and item else None
