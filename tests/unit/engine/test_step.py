@@ -27,6 +27,7 @@ from rankzero.errors import ExitCode, NonFiniteError
 from rankzero.model.dropout import Places
 from tests.support.runs import log, metrics, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
+from tests.support.tiny import write_jsonl
 
 
 class Rows:
@@ -134,6 +135,24 @@ def test_a_weight_is_that_of_the_gradient_and_the_sum_of_all_weights_the_denomin
     assert gradient(Rows(halved)) == pytest.approx(gradient(Rows([one, other])), rel=1e-5)
     assert gradient(Rows(doubled)) == pytest.approx(gradient(Rows([one, one, other])), rel=1e-5)
     assert gradient(Rows(doubled)) != pytest.approx(gradient(Rows([one, other])), rel=1e-3)
+
+
+@pytest.mark.parametrize("weight", [1e-12, 1e12])
+def test_the_least_and_the_most_weight_count_by_their_ratio_alone(weight: float, tiny: Path, tmp_path: Path) -> None:
+    """As sums of float32 hold them: a step whose weights are all equal is a step without."""
+    losses = []
+    for name, keys in (("plain", {}), ("weighted", {"loss_weight": weight})):
+        answers = ("b", "Lima is the capital of Peru") * 4
+        rows = [chat_row("a", answer, keys) for answer in answers]
+        path = str(write_jsonl(tmp_path / f"{name}.jsonl", rows))
+        spec = small_spec(tmp_path / name, tiny, eval_rows=0, train__max_steps=3, data__train=path)
+        run_here(spec)
+        losses.append([line["loss"] for line in metrics(spec)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def chat_row(question: str, answer: str, keys: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer, **keys}]}
 
 
 def test_every_rank_divides_by_the_same_sum_of_weights(tiny: Path) -> None:

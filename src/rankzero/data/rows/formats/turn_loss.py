@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,8 @@ _FLAGS = ("loss", "train")
 _WEIGHTS = ("weight", "loss_weight", "loss_scale")
 LOSS_KEYS = frozenset({*_FLAGS, *_WEIGHTS})
 """Names under which turns say it: flags are true or false, weights are numbers, 0 is not trained."""
+_LEAST, _MOST = 1e-12, 1e12
+"""Losses are multiplied and summed up in float32, where what is beyond these becomes nothing, or no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,12 @@ def read_loss(item: Mapping[str, Any], role: object, line: int, where: str) -> T
             hint = f'a turn is trained or it is not; a number is a weight: "loss_weight": {_shown(value)}'
             return RowProblem(line, "bad loss flag", what, hint)
     for key, value in weights.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            what = f"{where}.{key} is {kind(value)}, not a number of at least 0"
-            return RowProblem(line, "bad weight", what, "1 counts in full, 0.5 half, 0 is not trained")
+        hint = "1 counts in full, 0.5 half, 0 is not trained"
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            return RowProblem(line, "bad weight", f"{where}.{key} is {kind(value)}, not a number of at least 0", hint)
+        if value and not _LEAST <= value <= _MOST:
+            what = f"{where}.{key} is {kind(value)}, which is not 0 and not between {_LEAST:g} and {_MOST:g}"
+            return RowProblem(line, "bad weight", what, f"{hint}; weights count by their ratio alone")
     said = {*flags.values(), *(value > 0 for value in weights.values())}
     if len(said) > 1 or len({float(value) for value in weights.values()}) > 1:
         keys = " and ".join(f"`{key}`" for key in (*flags, *weights))

@@ -43,6 +43,8 @@ class TestLoss:
             ({"loss": True, "loss_weight": 0.5}, True, 0.5),
             ({"loss": False, "weight": 0.0}, False, 1.0),
             ({"weight": 3, "loss_weight": 3.0}, True, 3.0),
+            ({"weight": 1e-12}, True, 1e-12),
+            ({"weight": 1e12}, True, 1e12),
             ({"train": None, "loss_weight": None}, None, 1.0),
         ],
     )
@@ -63,6 +65,12 @@ class TestLoss:
             ({"train": "no"}, "bad loss flag"),
             ({"loss_weight": True}, "bad weight"),
             ({"loss_weight": -1}, "bad weight"),
+            ({"loss_weight": 1e-50}, "bad weight"),  # 0 in float32
+            ({"loss_weight": 1e-40}, "bad weight"),
+            ({"loss_weight": 1e39}, "bad weight"),  # infinite in float32
+            ({"loss_weight": 10**400}, "bad weight"),
+            ({"loss_weight": float("nan")}, "bad weight"),
+            ({"loss_weight": float("inf")}, "bad weight"),
             ({"loss_scale": "ignore"}, "bad weight"),
             ({"loss_scale": [1, 2]}, "bad weight"),
             ({"train": False, "loss_weight": 0.5}, "bad loss flag"),
