@@ -23,13 +23,12 @@ from rankzero.data.rows.conversation import ANSWERING, Conversation, Message
 from rankzero.data.rows.formats import Noted, convert, rename
 from rankzero.data.rows.parse import read_json
 from rankzero.data.rows.problems import ProblemLog, RowProblem
+from rankzero.data.rows.unanswered import NO_ANSWER, with_answer
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 
 MOST = 200
 """Prompts of a run: each is answered whenever the run is evaluated."""
-_NO_ANSWER = "\ufdd4"
-"""Stands for the answer that a row lacks: the readers of rows know none without. A noncharacter, which no text has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,9 @@ def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[
         return [row]
     if source.columns and isinstance(row, dict):
         row = rename(row, source.columns)
-    _, result = convert(_completed(row), number, source.format)
+    _, result = convert(row, number, source.format)
+    if isinstance(result, list) and isinstance(row, dict) and (whole := with_answer(row)) is not None:
+        _, result = convert(whole, number, source.format)
     if isinstance(result, list):
         return result
     conversations = result.conversations if isinstance(result, Noted) else result
@@ -162,84 +163,50 @@ def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[
         return [RowProblem(number, "not one question", what, "write one question a row")]
     try:
         where = f"{file}:{number}" if numbering(file) == "line" else file
-        return _asked(conversations[0], file, where, source.image_root)
+        found = _asked(conversations[0], file, where, source.image_root)
     except ImageError as error:
         return [RowProblem(number, error.reason, error.what, error.hint)]
+    if found is not None:
+        return found
+    what, hint = "nothing is asked: the row is an answer alone", "write what is asked before it, or remove the row"
+    return [RowProblem(number, "no question", what, hint)]
 
 
-def _completed(row: Any) -> Any:
-    """The row with an answer where it ends with a question. Anything else is for the formats to judge."""
-    if not isinstance(row, dict):
-        return row
-    for key, answer in (
-        ("messages", {"role": "assistant", "content": _NO_ANSWER}),
-        ("conversations", {"from": "gpt", "value": _NO_ANSWER}),
-    ):
-        turns = row.get(key)
-        if isinstance(turns, list) and turns and isinstance(turns[-1], dict):
-            speaker = turns[-1].get("role", turns[-1].get("from"))
-            own = answer if key == "conversations" or "role" in turns[-1] else {"from": "gpt", "value": _NO_ANSWER}
-            return row if speaker in ("assistant", "gpt", "model") else {**row, key: [*turns, own]}
-    for asks, *answers in _ASKS:
-        if asks in row and row.keys().isdisjoint(answers):
-            if asks == "prompt" and not row.keys().isdisjoint(("image", "images")):  # raw text has none
-                row, (asks, *answers) = {"query": row["prompt"], **row}, _ASKS[2]
-                row.pop("prompt")
-            chat = isinstance(row[asks], list)
-            return {**row, answers[0]: [{"role": "assistant", "content": _NO_ANSWER}] if chat else _NO_ANSWER}
-    return row
-
-
-_ASKS = (
-    ("prompt", "completion", "chosen", "rejected", "message_tree_id"),
-    ("instruction", "output"),
-    ("query", "response"),
-    ("question", "answer", "response"),
-)
-"""What asks, and what answers it."""
-
-
-def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> Prompt:
-    """Raises ImageError."""
-    if row.verbatim:
-        return _asked_verbatim(row, where)
-    *before, last = row.messages
-    alone = not before or last.role not in ANSWERING
-    if alone or (last.content == _NO_ANSWER and not row.templated):  # a text that nobody has put a form on
-        before = [message for message in row.messages if message.content != _NO_ANSWER]
+def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> Prompt | None:
+    """None where nothing is asked: an answer stands alone. Raises ImageError."""
+    before, last = _parted(row)
+    answer = None if last is None or last.content == NO_ANSWER else last
+    if not row.templated and not row.verbatim and answer is None:  # a text that nobody has put a form on
         return question("".join(message.content for message in before), where)
-    images = row.images[: len(row.images) - len(last.image_offsets)]
+    if not before:
+        return None
+    images = row.images[: sum(len(message.image_offsets) for message in before)]
     root = Path(file).parent if image_root is None else Path(image_root)
     files = [kept_images() / keep(image) if is_embedded(image) else locate(image, root) for image in images]
     return Prompt(
-        messages=tuple(before),
+        messages=before,
         templated=row.templated,
+        verbatim=row.verbatim,
         images=tuple(map(str, files)),
         image_names=tuple(
             path.name[:12] if is_embedded(image) else image for path, image in zip(files, images, strict=True)
         ),
         tools=row.tools,
-        reference=None if last.content == _NO_ANSWER else last.answer.strip(),
+        reference=None if answer is None else answer.answer.strip(),
         where=where,
     )
 
 
-def _asked_verbatim(row: Conversation, where: str) -> Prompt:
-    """What stands before the last answer, which may be several segments; all of it where nothing does."""
-    segments = row.messages
-    end = 1 + max(i for i, segment in enumerate(segments) if _answers(segment) and segment.content.strip())
+def _parted(row: Conversation) -> tuple[tuple[Message, ...], Message | None]:
+    """What is asked, and the last answer. None where the row ends with a question, or is a text without parts."""
+    messages = row.messages
+    if row.templated:
+        return (messages[:-1], messages[-1]) if messages[-1].role in ANSWERING else (messages, None)
+    if not row.completion_only:
+        return messages, None
+    # What raw text is trained on, and has behind it, such as an end that is not to be learnt, is no question.
+    end = max(place for place, message in enumerate(messages) if message.role in ANSWERING) + 1
     start = end
-    while start and _answers(segments[start - 1]):
+    while start and messages[start - 1].role in ANSWERING:
         start -= 1
-    answer = "".join(segment.content for segment in segments[start:end]) if start else None
-    return Prompt(
-        messages=segments[:start] or segments,
-        templated=False,
-        verbatim=True,
-        reference=None if answer is None else answer.strip(),
-        where=where,
-    )
-
-
-def _answers(message: Message) -> bool:
-    return message.role in ANSWERING
+    return messages[:start], Message("completion", "".join(message.content for message in messages[start:end]))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rankzero.data import prompts as prompts_module
 from rankzero.data.prompts import read_prompts
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError
+from tests.held_out.test_rows import CASES
 from tests.support.images import draw
 from tests.support.tiny import write_jsonl
 
@@ -48,22 +54,177 @@ def test_rows_of_every_shape(tmp_path: Path) -> None:
     assert found[3].where == f"{path}:4"
 
 
-@pytest.mark.parametrize(
-    ("segments", "asked", "answer"),
-    [
-        ((("[INST] a [/INST]", False), (" A</s>", True)), "[INST] a [/INST]", "A</s>"),
-        ((("a", False), (" A", True), ("</s>", True), ("\n", False)), "a", "A</s>"),
-        ((("a", False), ("A", True), ("b", False), ("B", True), (" ", True)), "aAb", "B"),
-        ((("all of it", True),), "all of it", None),
-    ],
-)
-def test_segments_are_asked_as_they_stand(
-    segments: tuple[tuple[str, bool], ...], asked: str, answer: str | None, tmp_path: Path
+NAMES, WHO = ("role", "content"), ("user", "assistant")
+
+
+def turns(*said: str, names: tuple[str, str] = NAMES, who: tuple[str, str] = WHO) -> Any:
+    return [dict(zip(names, (who[i % 2], text), strict=True)) for i, text in enumerate(said)]
+
+
+def parts(*said: str) -> list[dict[str, Any]]:
+    return [{"role": ("user", "model")[i % 2], "parts": [{"text": text}]} for i, text in enumerate(said)]
+
+
+SHAREGPT = ("from", "value")
+TALKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "messages": ({"messages": turns("a", "A", "b", "B")}, {"messages": turns("a", "A", "b")}),
+    "messages as JSON": (
+        {"messages": json.dumps(turns("a", "A", "b", "B"))},
+        {"messages": json.dumps(turns("a", "A", "b"))},
+    ),
+    "messages of from and value": (
+        {"messages": turns("a", "A", "b", "B", names=SHAREGPT, who=("human", "gpt"))},
+        {"messages": turns("a", "A", "b", names=SHAREGPT, who=("human", "gpt"))},
+    ),
+    "conversation": ({"conversation": turns("a", "A", "b", "B")}, {"conversation": turns("a", "A", "b")}),
+    "pairs": (
+        {"conversation": [{"human": "a", "assistant": "A"}, {"human": "b", "assistant": "B"}]},
+        {"conversation": [{"human": "a", "assistant": "A"}, {"human": "b"}]},
+    ),
+    "pairs of input and output": (
+        {"conversations": [{"input": "a", "output": "A"}, {"input": "b", "output": "B"}]},
+        {"conversations": [{"input": "a", "output": "A"}, {"input": "b", "output": None}]},
+    ),
+    "texts in turn": ({"conversations": ["a", "A", "b", "B"]}, {"conversations": ["a", "A", "b"]}),
+    "texts": ({"texts": turns("a", "A", "b", "B")}, {"texts": turns("a", "A", "b")}),
+    "contents": ({"contents": parts("a", "A", "b", "B")}, {"contents": parts("a", "A", "b")}),
+    "contents as JSON": (
+        {"contents": json.dumps(parts("a", "A", "b", "B"))},
+        {"contents": json.dumps(parts("a", "A", "b"))},
+    ),
+    "prompt and completion": (
+        {"prompt": turns("a", "A", "b"), "completion": [{"role": "assistant", "content": "B"}]},
+        {"prompt": turns("a", "A", "b")},
+    ),
+    "preference": (
+        {"prompt": turns("a", "A", "b"), "chosen": turns("B", who=("assistant", "")), "rejected": [turns("", "C")[1]]},
+        {"prompt": turns("a", "A", "b"), "chosen": None, "rejected": None},
+    ),
+    "history": (
+        {"history": [["a", "A"]], "query": "b", "response": "B"},
+        {"history": [["a", "A"]], "query": "b"},
+    ),
+    "history beside a prompt": (
+        {"history": [["a", "A"]], "prompt": "b", "response": "B"},
+        {"history": [["a", "A"]], "prompt": "b"},
+    ),
+    **{
+        f"speaker {word}": (
+            {"conversations": turns("a", "A", "b", "B", names=SHAREGPT, who=("human", word))},
+            {"conversations": turns("a", "A", "b", names=SHAREGPT, who=("human", word))},
+        )
+        for word in ("gpt", "chatgpt", "bot", "Assistant", "ai", "bing", "bard", "model")
+    },
+}
+QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one turn": ({"messages": turns("a", "A")}, {"messages": turns("a")}),
+    "one turn in parts": ({"contents": parts("a", "A")}, {"contents": parts("a")}),
+    "one pair": ({"conversations": [{"human": "a", "assistant": "A"}]}, {"conversations": [{"human": "a"}]}),
+    "one text": ({"conversations": ["a", "A"]}, {"conversations": ["a"]}),
+    "alpaca": ({"instruction": "a", "output": "A"}, {"instruction": "a", "output": None}),
+    "openorca": (
+        {"system_prompt": "", "question": "a", "response": "A"},
+        {"system_prompt": "", "question": "a", "response": None},
+    ),
+    "oasst": (
+        {"prompt": {"text": "a", "role": "prompter", "replies": [{"text": "A", "role": "assistant"}]}},
+        {"conversation": turns("a")},
+    ),
+    **{
+        f"{asks} and {answers}": ({asks: "a", answers: "A"}, {asks: "a"})
+        for asks in ("query", "input", "question", "problem", "inputs")
+        for answers in ("response", "answer", "output", "target", "targets", "solution")
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*TALKS, *QUESTIONS])
+def test_the_last_answer_is_compared_with_and_what_is_before_it_is_asked(name: str, tmp_path: Path) -> None:
+    answered, asked = {**TALKS, **QUESTIONS}[name]
+    said = ["a", "A", "b", "B"] if name in TALKS else ["a", "A"]
+    for row, reference in ((answered, said[-1]), (asked, None)):
+        (prompt,) = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", [row])), seed=1)
+        assert [message.content for message in prompt.messages] == said[:-1]
+        assert [message.role for message in prompt.messages] == ["user", "assistant", "user"][: len(said) - 1]
+        assert (prompt.templated, prompt.reference) == (True, reference)
+
+
+@pytest.mark.parametrize("answers", ["response", "answer", "output", "target", "solution"])
+def test_a_prompt_with_its_answer_under_another_name_is_a_question_of_a_chat(answers: str, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", answers: "A"}])
+    (prompt,) = read_prompts(str(path), seed=1)
+    assert (prompt.text, prompt.templated, prompt.reference) == ("a", True, "A")
+
+
+@pytest.mark.parametrize(("line", "expected"), CASES)
+def test_rows_of_other_tools_are_asked_as_they_are_trained(
+    line: bytes, expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have a form already, special tokens and all."""
-    row = {"segments": [{"text": text, "label": label} for text, label in segments]}
-    (prompt,) = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", [row])), seed=1)
-    assert (prompt.text, prompt.templated, prompt.verbatim, prompt.reference) == (asked, False, True, answer)
+    monkeypatch.setattr(prompts_module, "locate", lambda image, root: root / image)
+    if "refused" in expected:
+        return
+    (row,) = parse(Chunk(0, 1, line + b"\n"), "auto").conversations
+    (tmp_path / "rows.jsonl").write_bytes(line + b"\n")
+    before, last = question_and_answer(row)
+    if not before:
+        with pytest.raises(DataError, match="nothing is asked"):
+            read_prompts(str(tmp_path / "rows.jsonl"), seed=1)
+        return
+    (prompt,) = read_prompts(str(tmp_path / "rows.jsonl"), seed=1)
+    assert prompt.messages == tuple(before) and prompt.templated is row.templated and prompt.tools == row.tools
+    assert prompt.reference == last and len(prompt.images) == sum(len(message.image_offsets) for message in before)
+
+
+def question_and_answer(row: Conversation) -> tuple[list[Message], str | None]:
+    """By hand: of turns the last one, of segments the last that are trained."""
+    rest = list(row.messages)
+    while row.verbatim and rest[-1].role == "prompt":
+        rest.pop()
+    answer = [rest.pop()] if rest[-1].role in ("assistant", "completion") else []
+    while row.verbatim and rest and rest[-1].role == "completion":
+        answer.insert(0, rest.pop())
+    said = "".join(one.answer for one in answer).strip()
+    return rest, said if answer else None
+
+
+def test_segments_are_asked_as_they_stand(tmp_path: Path) -> None:
+    def segments(*said: tuple[bool, str]) -> dict[str, Any]:
+        return {"segments": [{"label": label, "text": text} for label, text in said]}
+
+    asked = (False, "<s>[INST] a [/INST]")
+    rows = [
+        segments(asked, (True, "A"), (True, "B</s>")),
+        segments(asked, (True, "A"), (False, "</s>")),  # an end that is not to be learnt
+        segments(asked),
+        {"segments": json.dumps(segments(asked, (True, "C"))["segments"])},
+    ]
+    found = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", rows)), seed=1)
+    assert {(prompt._text, prompt.templated) for prompt in found} == {("<s>[INST] a [/INST]", False)}
+    assert [prompt.reference for prompt in found] == ["AB</s>", "A", None, "C"]
+
+
+def test_an_answer_without_a_question_is_none(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "assistant", "content": "A"}]},
+        {"segments": [{"label": True, "text": "A"}]},
+        {"chosen": "Human: a\nAssistant: A", "rejected": "Human: a\nAssistant: B"},
+    ]
+    with pytest.raises(DataError, match=r"nothing is asked.*also at 2, 3"):
+        read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", rows)), seed=1)
+
+
+def test_what_is_wrong_with_a_row_is_said_of_the_row_and_not_of_the_answer_it_lacks(tmp_path: Path) -> None:
+    rows = [
+        {"question": "a", "solution": "A", "answer": "A"},
+        {"conversations": [{"assistant": "A"}]},
+        {"messages": [{"role": "usr", "content": "a"}]},
+        {"prompt": 5},
+    ]
+    with pytest.raises(DataError) as raised:
+        read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", rows)), seed=1)
+    two, half, role, number = (problem.what for problem in raised.value.problems)
+    assert two == "`answer`, `solution` could each be the response" and half == "conversations[0].human is null"
+    assert role == "messages[0].role is 'usr'" and number == "the row has `prompt` and no `completion`"
 
 
 def test_the_same_is_asked_once_and_the_same_words_are_told_apart(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "
 ASSISTANT_FIRST = "the assistant speaks first"
 CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
-_PAIRS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
+PAIRS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
 """Keys of a question and its answer that are one item together."""
 
 
@@ -56,8 +56,8 @@ def _pair(item: object) -> tuple[str, str] | None:
     """The keys of a question and its answer; one alone is half a pair."""
     if not isinstance(item, dict) or "role" in item or "from" in item:
         return None
-    whole = next((pair for pair in _PAIRS if item.keys() >= set(pair)), None)
-    return whole or next((pair for pair in _PAIRS[:1] if item.keys() & set(pair)), None)
+    whole = next((pair for pair in PAIRS if item.keys() >= set(pair)), None)
+    return whole or next((pair for pair in PAIRS[:1] if item.keys() & set(pair)), None)
 
 
 def _read_pairs(
@@ -96,7 +96,7 @@ def _read_texts(items: list[str], line: int, key: str, slots: Slots) -> tuple[tu
     return tuple(slots.message(roles[i % 2], text) for i, text in enumerate(items)), problems
 
 
-_READ_OF_PAIRS = frozenset({"system"}).union(*_PAIRS)
+_READ_OF_PAIRS = frozenset({"system"}).union(*PAIRS)
 
 
 def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
