@@ -192,7 +192,7 @@ def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> 
             path.name[:12] if is_embedded(image) else image for path, image in zip(files, images, strict=True)
         ),
         tools=row.tools,
-        reference=None if answer is None else answer.answer.strip(),
+        reference=_reference(answer),
         where=where,
     )
 
@@ -210,3 +210,10 @@ def _parted(row: Conversation) -> tuple[tuple[Message, ...], Message | None]:
     while start and messages[start - 1].role in ANSWERING:
         start -= 1
     return messages[:start], Message("completion", "".join(message.content for message in messages[start:end]))
+
+
+def _reference(answer: Message | None) -> str | None:
+    """The text that an answer is compared with; None where it is a call, or says nothing."""
+    if answer is None or answer.tool_calls:
+        return None
+    return answer.answer.strip() or None

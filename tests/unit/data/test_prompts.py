@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankzero.data import prompts as prompts_module
-from rankzero.data.prompts import read_prompts
+from rankzero.data.prompts import Prompt, read_prompts
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.parse import parse
@@ -184,7 +184,7 @@ def question_and_answer(row: Conversation) -> tuple[list[Message], str | None]:
     while row.verbatim and rest and rest[-1].role == "completion":
         answer.insert(0, rest.pop())
     said = "".join(one.answer for one in answer).strip()
-    return rest, said if answer else None
+    return rest, None if not said or any(one.tool_calls for one in answer) else said
 
 
 def test_segments_are_asked_as_they_stand(tmp_path: Path) -> None:
@@ -211,6 +211,20 @@ def test_an_answer_without_a_question_is_none(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match=r"nothing is asked.*also at 2, 3"):
         read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", rows)), seed=1)
+
+
+def test_what_only_calls_a_tool_or_says_nothing_is_no_answer_to_compare_with(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "a"}
+    rows = [
+        {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
+        {"messages": [asked, {"role": "assistant", "content": "I look it up", "tool_calls": [CALL]}]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": json.dumps(CALL)}]},
+        {"messages": [asked, {"role": "assistant", "content": "<think>\nhm\n</think>\n\n"}]},
+        {"messages": [asked, {"role": "assistant", "content": "", "loss": False}]},
+    ]
+    path = str(write_jsonl(tmp_path / "rows.jsonl", rows))
+    found: list[Prompt] = prompts_module.read_questions(prompts_module.SourceSpec(path=path), seed=1)
+    assert [(prompt.text, prompt.reference) for prompt in found] == [("a", None)] * 5
 
 
 def test_what_is_wrong_with_a_row_is_said_of_the_row_and_not_of_the_answer_it_lacks(tmp_path: Path) -> None:
