@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +11,13 @@ from typing import Any
 from rankzero.data.prompts import Prompt
 from rankzero.engine.chat import Voice
 from rankzero.engine.judge import BEST, Judge
+from rankzero.engine.references import comparable
 from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
 from rankzero.errors import ConfigError
 from rankzero.model.generate import (
     Reply,
     Speaker,
     answer_limits,
-    comparable,
     prompt_inputs,
     replies_together,
     reply,
@@ -83,8 +84,10 @@ def ask_all(
             said[voice.name or "tuned"] = _answers(voice.speaker, prompts, max_new_tokens, more)
     rows = []
     for index, prompt in enumerate(prompts):
+        for voice in voices:
+            prompt = comparable(voice.speaker, prompt)
         replies = {name: answers[index] for name, answers in said.items()}
-        rows.append(Row(comparable(voices[0].speaker, prompt), replies, {}))
+        rows.append(Row(prompt, replies, {}))
     return rows
 
 
@@ -117,7 +120,11 @@ def summed_up(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> dict[str, Any]:
     """What the scores are of."""
+    asked = hashlib.sha256()
+    for row in rows:
+        asked.update(repr((row.prompt.text, row.prompt.reference)).encode("utf-8", "surrogatepass"))
     facts: dict[str, Any] = {
+        "asked": asked.hexdigest()[:16],
         "rows": len(rows),
         "with_reference": sum(row.prompt.reference is not None for row in rows),
         "max_new_tokens": max_new_tokens,

@@ -21,12 +21,13 @@ from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.references import comparable
 from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, computed_context, require_rows_within
 from rankzero.model.expert_exchange import require_exchange
-from rankzero.model.generate import Speaker, comparable, prompt_inputs, require_sight
+from rankzero.model.generate import Speaker, prompt_inputs, require_sight
 from rankzero.model.load import (
     ModelKind,
     kind_of,
@@ -126,8 +127,8 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs)
         prompts: tuple[Prompt, ...] = ()
         if spec.eval.prompts is not None:
-            read = read_prompts(spec.eval.prompts, seed=spec.train.seed)
-            prompts = tuple(comparable(speaker, prompt) for prompt in read)
+            asked = read_prompts(spec.eval.prompts, seed=spec.train.seed)
+            prompts = tuple(comparable(speaker, prompt) for prompt in asked)
             context = computed_context(config)
             limits = [positions, None if context is None or context.extended else context.length]
             longest = min((limit for limit in limits if limit), default=None)

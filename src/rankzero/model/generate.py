@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -278,9 +278,25 @@ def as_asked(model: Any) -> Iterator[None]:
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
     """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
     as rows have them: `<think>…</think>` and the answer behind it."""
-    parted = list(_CHANNEL.finditer(str(tokenizer.decode(ids))))
+    said = _of_channels(str(tokenizer.decode(ids)))
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip() if said is None else said
+
+
+def without_special_tokens(tokenizer: Any, text: str) -> str:
+    """A text that has special tokens in it, as `text_of` would read their ids."""
+    said = _of_channels(text)
+    if said is not None:
+        return said
+    marks = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
+    longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
+    return (re.sub("|".join(longest_first), "", text) if marks else text).strip()
+
+
+def _of_channels(text: str) -> str | None:
+    """Of text with special tokens that part reasoning from the answer; None of any other."""
+    parted = list(_CHANNEL.finditer(text))
     if {part[1] for part in parted} - {THOUGHT, ANSWER} or not parted:
-        return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        return None
     thought = "\n".join(part[2] for part in parted if part[1] == THOUGHT)
     answers = [part[2] for part in parted if part[1] == ANSWER]
     if not thought:
@@ -343,14 +359,6 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
         return speaker.vision.prompt_ids(text, images, tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def comparable(speaker: Speaker, prompt: Prompt) -> Prompt:
-    """The prompt with an answer to compare that reads as replies do: raw text may have its end token in it."""
-    if prompt.reference is None or prompt.templated is not False:
-        return prompt
-    ids = speaker.tokenizer(prompt.reference, add_special_tokens=False)["input_ids"]
-    return replace(prompt, reference=text_of(speaker.tokenizer, ids))
 
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:

@@ -197,6 +197,18 @@ def test_base_and_tuned_on_own_rows(run: Path, rows: Path, judge: str, monkeypat
     assert "tuned" in str(found) and found._repr_html_().count("<tr>") == 4
 
 
+def test_special_tokens_of_raw_rows_are_no_part_of_what_is_wanted(run: Path, tmp_path: Path, judge: str) -> None:
+    """As they are none of what the model says."""
+    asked = "<|im_start|>user\nPing<|im_end|>\n<|im_start|>assistant\n"
+    [known] = rankzero.generate(str(run), ["Ping"], max_new_tokens=5)
+    segments = [{"label": False, "text": asked}, {"label": True, "text": f"{known}<|im_end|>"}]
+    rows = write_jsonl(tmp_path / "raw.jsonl", [{"segments": segments}])
+    found = rankzero.evaluate(str(run), rows, judge=JudgeSpec(judge, "big"), base=False, max_new_tokens=5)
+    scores = found.sets["raw.jsonl"]["tuned"]
+    assert (scores["exact_match"], scores["token_f1"], scores["judge"]) == (1.0, 1.0, 10.0)
+    assert found.rows["raw.jsonl"][0].to_json()["reference"] == known.strip()
+
+
 def test_the_command_and_the_page(run: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
     other = write_jsonl(tmp_path / "other.jsonl", [{"q": "Ping", "a": "Pong"}])
     done = cli(

@@ -20,6 +20,7 @@ from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.engine.references import comparable
 from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
@@ -28,7 +29,6 @@ from rankzero.model.generate import (
     Speaker,
     Turn,
     answer,
-    comparable,
     load_speaker,
     prompt_ids,
     replies_together,
@@ -278,9 +278,28 @@ def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat:
     row = Renderer(parts, rules).render(Conversation(messages, templated=True, line=1))
     assert isinstance(row, Rendered)
     (tokens,) = Encoder(parts, rules).encode([row])
-    text = text_of(tokenizer, [token for start, end in tokens.ranges for token in tokens.ids[start:end]])
+    written = [token for start, end in tokens.ranges for token in tokens.ids[start:end]]
+    text = text_of(tokenizer, written)
     assert without_reasoning(text) == messages[-1].content
     assert messages[-1].reasoning in text
+    asked = Prompt((Message("prompt", "?"),), templated=False, reference=tokenizer.decode(written))
+    wanted = comparable(Speaker(None, tokenizer, None), asked).reference
+    assert wanted == messages[-1].content, "the same as text that nobody has rendered, with its marks and its end"
+
+
+def test_only_raw_text_has_special_tokens_that_are_no_words_of_its_answer() -> None:
+    speaker = Speaker(None, tiny_tokenizer(eos="</s>", bos="<s>", specials=("</s", "<|im_end|>")), None)
+    messages = (Message("prompt", "<s>Hello "),)
+    for reference, wanted in (
+        ("World</s>", "World"),
+        ("a < b</s><|im_end|>", "a < b"),
+        ("World", "World"),
+        ("</s>", None),
+    ):
+        assert comparable(speaker, Prompt(messages, templated=False, reference=reference)).reference == wanted
+        for templated in (True, None):
+            prompt = Prompt(messages, templated=templated, reference=reference)
+            assert comparable(speaker, prompt) == prompt
 
 
 @pytest.mark.parametrize("chat", ["one turn", "reasoning"])
