@@ -120,7 +120,7 @@ def evaluate(
     require_engine()
     found = _measured(result, before, several, tasks, judge, max_new_tokens, listener or Listener())
     if run is not None:
-        _keep(run, found)
+        _keep(run, found, tasks)
     return found
 
 
@@ -140,6 +140,7 @@ def _measured(
     from rankzero.engine.harness import find_tasks, run_tasks
     from rankzero.engine.held_out import about, ask_all, graded, require_askable, summed_up
     from rankzero.engine.judge import Judge
+    from rankzero.run_dir.evaluation import unique
     from rankzero.spec.run_spec import SourceSpec
 
     sources = [SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in data]
@@ -150,6 +151,7 @@ def _measured(
             raise DataError("no row has an answer to compare with", where=path, hint=hint)
     manager = None if tasks is None else find_tasks(tasks.names, tasks.directory)
     rows: dict[str, Sequence[Row]] = {}
+    paths: dict[str, str] = {}
     with ExitStack() as stack:
         judging = None if judge is None else stack.enter_context(Judge(judge.url, judge.model, os.environ))
         if judging is not None and questions:
@@ -158,7 +160,9 @@ def _measured(
         require_askable(voices, [prompt for prompts in questions.values() for prompt in prompts], max_new_tokens)
         done, total = 0, sum(map(len, questions.values())) * len(voices)
         for path, prompts in questions.items():
-            rows[_unique(Path(path).name, rows)] = ask_all(
+            name = unique(Path(path).name, rows)
+            paths[name] = _whole_path(path)
+            rows[name] = ask_all(
                 voices,
                 prompts,
                 max_new_tokens=max_new_tokens,
@@ -169,7 +173,7 @@ def _measured(
         if judging is not None:
             rows = {name: graded(asked, judging) for name, asked in rows.items()}
     sets = {
-        name: {**about(asked, max_new_tokens=max_new_tokens, judge=judging), **summed_up(asked)}
+        name: {"path": paths[name], **about(asked, max_new_tokens=max_new_tokens, judge=judging), **summed_up(asked)}
         for name, asked in rows.items()
     }
     by_task: dict[str, dict[str, dict[str, float]]] = {}
@@ -178,18 +182,20 @@ def _measured(
     return Evaluation(sets, by_task, rows)
 
 
-def _unique(name: str, taken: Mapping[str, object]) -> str:
-    """Files of one name in several directories are told apart by a number."""
-    if name not in taken:
-        return name
-    return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
+def _whole_path(path: str) -> str:
+    """As the set is known by it, whatever directory the next command is given in."""
+    from rankzero.spec.data_paths import parse_data_path
+
+    local = parse_data_path(path, os.path.exists).place == "local"
+    return os.path.abspath(path) if local else path
 
 
-def _keep(run: Path, found: Evaluation) -> None:
+def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
     """In eval.json, beside what was measured on other sets and tasks before. A run that cannot be written, as somebody
     else's, does not keep it."""
     from rankzero.engine.console import logger
     from rankzero.run_dir.atomic import write_json
+    from rankzero.run_dir.evaluation import together
     from rankzero.run_dir.paths import RunDir
 
     path = RunDir(run).evaluation
@@ -197,11 +203,12 @@ def _keep(run: Path, found: Evaluation) -> None:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         kept = {}
-    merged = {
-        part: {**(kept.get(part) if isinstance(kept.get(part), dict) else {}), **new}
-        for part, new in found.to_json().items()
-    }
+    new = found.to_json()
+    if tasks is not None:
+        directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
+        how = {"limit": tasks.limit, "directory": directory}
+        new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
     try:
-        write_json(path, merged)
+        write_json(path, together(kept if isinstance(kept, dict) else {}, new))
     except StorageError as error:
         logger.warning("[RESULT] the run does not keep what was measured: %s: %s", path, error.problems[0].what)

@@ -1,17 +1,21 @@
-"""eval.json as rows of a table. Pure; reads what may have been edited, so nothing is required of it.
+"""eval.json: as rows of a table, and with more in it. Pure; what may have been edited is read, so nothing is required.
 
-{"sets": {name: {"rows", "with_reference", "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
- "tasks": {name: {"base": {metric: value}, "tuned": {…}}}}
+{"sets": {name: {"path", "rows", "with_reference", …, "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
+ "tasks": {name: {"limit", "directory", "base": {metric: value}, "tuned": {…}}}}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 WHO = ("base", "tuned")
 MEASURES = {"exact_match": "exact match", "token_f1": "token F1", "judge": "judge, of 10"}
 """Of an own set, in the order of the table."""
+
+
+_OF_ONE_TIME = frozenset({*WHO, "path", "time"})
+"""What of a set or task does not say how it was measured."""
 
 
 def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -31,6 +35,37 @@ def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             base, tuned = (_shown(_number(one, who, metric), share=False) for who in WHO)
             rows.append((name, metric, base, tuned))
     return rows
+
+
+def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was measured before, with what was measured now. A set takes the place of that of its path, whatever others
+    of its name there are; scores of the model before training stay where the same was asked without it."""
+    sets, tasks = dict(_maps(kept, "sets")), dict(_maps(kept, "tasks"))
+    for name, one in _maps(new, "sets"):
+        same = next((other for other, before in sets.items() if before.get("path") == one.get("path")), None)
+        if same is None and name in sets and "path" not in sets[name]:  # kept by an older version, which knew no other
+            same = name
+        place = unique(name, sets) if same is None else same
+        sets[place] = _with_base(one, sets.get(place, {}))
+    for name, one in _maps(new, "tasks"):
+        tasks[name] = _with_base(one, tasks.get(name, {}))
+    return {"sets": sets, "tasks": tasks}
+
+
+def _with_base(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    def how(measured: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in measured.items() if key not in _OF_ONE_TIME}
+
+    if "base" in one or "base" not in before or how(one) != how(before):
+        return one
+    return {**one, "base": before["base"]}
+
+
+def unique(name: str, taken: Collection[str]) -> str:
+    """The name, or with a number where it is taken, as of files of one name in several directories."""
+    if name not in taken:
+        return name
+    return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
 
 
 def _maps(found: Mapping[str, Any], part: str) -> list[tuple[str, Mapping[str, Any]]]:

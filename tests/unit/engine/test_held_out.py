@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -25,6 +26,7 @@ from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
 from rankzero.engine.text_scores import exact_match, token_f1, without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
 from rankzero.model.generate import Reply, Speaker
+from rankzero.run_dir.evaluation import together
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 from tests.support.servers import serving
@@ -227,6 +229,41 @@ def test_the_command_and_the_page(run: Path, rows: Path, tmp_path: Path, cli: Cl
     assert {"held.jsonl", "other.jsonl"} <= set(json.loads((run / "eval.json").read_text())["sets"]), "both are kept"
     page = rankzero.Run(run).report().path.read_text()
     assert "held.jsonl" in page and "exact match" in page
+
+
+def test_sets_of_one_file_name_are_kept_apart(run: Path, rows: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "eval.json").unlink(missing_ok=True)
+    english, german = tmp_path / "en" / "held.jsonl", tmp_path / "de" / "held.jsonl"
+    for place, lines in ((english, 2), (german, 1)):
+        place.parent.mkdir()
+        place.write_text("".join(rows.read_text().splitlines(keepends=True)[:lines]))
+
+    def kept(place: Path, **more: Any) -> dict[str, Any]:
+        rankzero.evaluate(str(copy), place, max_new_tokens=5, **more)
+        sets: dict[str, Any] = json.loads((copy / "eval.json").read_text())["sets"]
+        return {name: (one["path"], one["rows"], "base" in one) for name, one in sets.items()}
+
+    first = {"held.jsonl": (str(english), 2, True)}
+    assert kept(english) == first
+    both = {**first, "held.jsonl (2)": (str(german), 1, True)}
+    assert kept(german) == both
+    assert kept(german, base=False) == both, "the base was asked the same before"
+    with contextlib.chdir(tmp_path):
+        assert kept(Path("en/held.jsonl")) == both
+    german.write_text(rows.read_text().splitlines(keepends=True)[1])
+    assert kept(german, base=False) == {**first, "held.jsonl (2)": (str(german), 1, False)}, "its scores are of others"
+
+
+def test_what_an_older_version_kept_is_replaced_and_what_is_damaged_is_left() -> None:
+    old = {"sets": {"a": {"rows": 1, "base": {"exact_match": 0.5}}, "b": 3}, "tasks": []}
+    new = {"sets": {"a": {"path": "/x/a", "rows": 2}}, "tasks": {}}
+    assert together(old, new) == new
+    tasks = {"t": {"limit": 5, "base": {"acc": 0.1}, "tuned": {"acc": 0.2}}}
+    again = {"t": {"limit": 5, "tuned": {"acc": 0.3}}}
+    assert together({"tasks": tasks}, {"tasks": again})["tasks"]["t"] == {**again["t"], "base": {"acc": 0.1}}
+    assert together({"tasks": tasks}, {"tasks": {"t": {"limit": 9}}})["tasks"] == {"t": {"limit": 9}}
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, cli: Cli) -> None:
