@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -64,6 +65,7 @@ def evaluate(
     from rankzero.api.evaluation import JudgeSpec, Listener, TaskSpec
     from rankzero.api.evaluation import evaluate as measure
     from rankzero.cli.output import warn_of_changes
+    from rankzero.run_dir.atomic import takes_as_it_comes
 
     if (judge is None) != (judge_model is None):
         raise UsageError("a judge is a URL and the name of a model there", where="--judge, --judge-model")
@@ -73,6 +75,9 @@ def evaluate(
         refuse_typed(context, _OF_ROWS, "this is for own rows", "give a file of them: --data FILE; or leave it out")
     if answers is not None:
         _require_place(answers)
+    listener = Listener(_progress)
+    if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end
+        listener = Listener(_progress, partial(_write_answers, answers))
     shape = {"format": row_format, "columns": column_map(columns)}
     found = measure(
         model,
@@ -81,7 +86,7 @@ def evaluate(
         judge=JudgeSpec(judge, judge_model) if judge and judge_model else None,
         max_new_tokens=max_new_tokens,
         base=base,
-        listener=Listener(_progress) if answers is None else Listener(_progress, partial(_write_answers, answers)),
+        listener=listener,
         tell=warn_of_changes,
     )
     if answers is not None:
@@ -98,8 +103,11 @@ def _progress(done: int, total: int) -> None:
 
 def _require_place(path: Path) -> None:
     """Raise StorageError where answers could not be written in the end; what is there is left as it is."""
-    from rankzero.run_dir.atomic import place_given_by, storage_errors
+    from rankzero.run_dir.atomic import place_given_by, storage_errors, takes_as_it_comes
 
+    if takes_as_it_comes(path):
+        return
+    path = Path(os.path.realpath(path))
     with place_given_by("--answers"), storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path.parent).close()

@@ -144,7 +144,7 @@ def write_all(wanted: Mapping[Path, str], *, force: bool) -> None:
 
     Raises UsageError where one exists already (`force` replaces it), and StorageError.
     """
-    from rankzero.run_dir.atomic import whole_file
+    from rankzero.run_dir.atomic import flush_to_disk, whole_file
 
     for path in wanted:
         if path.is_dir():
@@ -157,8 +157,7 @@ def write_all(wanted: Mapping[Path, str], *, force: bool) -> None:
         for path, text in wanted.items():
             file = open_files.enter_context(whole_file(path))
             file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file)
 
 
 def _path(output: str | None, file: str) -> Path:

@@ -90,19 +90,40 @@ def fsync_path(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends without an error, and vanishes otherwise. Raises StorageError."""
-    staged = path.with_name(stage_name(path.name))
+    """A file that gets its name when the block ends without an error, and vanishes otherwise. A link stays one: what it
+    leads to is replaced. Into what is no file, as a pipe, is written as it comes. Raises StorageError."""
+    if takes_as_it_comes(path):
+        with storage_errors(path), path.open("wb") as there:
+            yield there
+        return
+    target = Path(os.path.realpath(path))
+    staged = target.with_name(stage_name(target.name))
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with staged.open("wb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(staged, path)
+                flush_to_disk(file)
+            os.replace(staged, target)
         finally:
             staged.unlink(missing_ok=True)
-        fsync_path(path.parent)
+        fsync_path(target.parent)
+
+
+def flush_to_disk(file: IO[bytes]) -> None:
+    """Whatever was written; of what is no file, hand it over."""
+    file.flush()
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        os.fsync(file.fileno())
+
+
+def takes_as_it_comes(path: Path) -> bool:
+    """Whether there is a pipe, a socket or a device, which no file may take the place of."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def write_text(path: Path, text: str) -> None:

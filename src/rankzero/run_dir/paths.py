@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rankzero.run_dir.atomic import storage_errors, write_text
+from rankzero.run_dir.atomic import fsync_path, storage_errors
 
 LinkName = Literal["best", "last"]
 LINKS: tuple[LinkName, ...] = ("best", "last")
@@ -174,9 +174,9 @@ class RunDir:
             try:
                 staged.symlink_to(target)
             except (OSError, NotImplementedError):
-                write_text(link, target + "\n")
-            else:
-                os.replace(staged, link)
+                staged.write_text(target + "\n", encoding="utf-8")
+                fsync_path(staged)
+            os.replace(staged, link)
 
     def point_to_best(self, step: int | None) -> None:
         """Point `best` at this step's checkpoint, or at none. One whose checkpoint is lost is left as it is."""

@@ -16,6 +16,7 @@ from rankzero.data.images.decode import MAX_PIXELS
 from rankzero.spec.run_spec import RowFormat
 from tests.support.cli import Cli
 from tests.support.families import family_tokenizer
+from tests.support.pipes import read_pipe
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
 from tests.unit.data.support import GOOD, GOOD_TEXT, user_assistant, write
 
@@ -51,6 +52,30 @@ def test_a_hub_that_does_not_answer_is_told_as_training_tells_it(command: str, t
     assert done.returncode == 69, done.stderr
     assert lines[0] == f"error: {where}: the Hub did not answer for org/model"
     assert len(lines) == 2 and lines[1].startswith("  hint: check the network"), done.stderr
+
+
+class TestPipes:
+    """A name that stands for a pipe is written into; the pipe stays."""
+
+    @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+    def test_converted_rows(self, cli: Cli, tmp_path: Path, ending: str) -> None:
+        rows = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "A"}])
+        command = f"data convert {rows} --as prompt_completion --force -o"
+        assert cli(f"{command} {tmp_path}/file.{ending}").code == 0
+        with read_pipe(tmp_path / f"pipe.{ending}") as found:
+            done = cli(f"{command} {tmp_path}/pipe.{ending}")
+        assert done.code == 0 and found == [(tmp_path / f"file.{ending}").read_bytes()], done.err
+
+    @pytest.mark.parametrize("command", ["check", "convert --as messages -o {folder}/out.jsonl --force"])
+    def test_rows_set_aside(self, cli: Cli, tmp_path: Path, bad: str, command: str) -> None:
+        with read_pipe(tmp_path / "pipe.jsonl") as found:
+            cli(f"data {command.format(folder=tmp_path)} {bad} --quarantine {tmp_path}/pipe.jsonl")
+        assert found == [b'{oops\n{"messages": []}\n']
+
+    def test_a_page(self, cli: Cli, tmp_path: Path, bad: str) -> None:
+        with read_pipe(tmp_path / "pipe.html") as found:
+            cli(f"data check {bad} --html {tmp_path}/pipe.html")
+        assert found[0].startswith(b"<!doctype html>") or found[0].startswith(b"<!DOCTYPE html>")
 
 
 class TestCheck:

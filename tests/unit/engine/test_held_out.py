@@ -29,6 +29,7 @@ from rankzero.model.generate import Reply, Speaker
 from rankzero.run_dir.evaluation import together
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
+from tests.support.pipes import read_pipe
 from tests.support.servers import serving
 from tests.support.tiny import tiny_gpt2, write_jsonl
 
@@ -359,6 +360,12 @@ class TestNothingIsLost:
         for place in (tmp_path, rows / "answers.jsonl"):
             done = cli(f"eval {run} --data {rows} --answers {place}")
             assert done.code == 74 and "--answers" in done.err
+
+    def test_a_pipe_is_given_all_answers_once(self, run: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
+        with read_pipe(tmp_path / "pipe") as found:
+            done = cli(f"eval {run} --data {rows} --no-base --max-new-tokens 5 --answers {tmp_path}/pipe")
+        assert done.code == 0, done.err
+        assert [json.loads(line)["set"] for line in found[0].splitlines()] == ["held.jsonl"] * 3
 
     def test_rows_that_are_too_long_are_named_before_anything_is_asked(
         self, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch

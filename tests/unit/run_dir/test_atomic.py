@@ -21,6 +21,7 @@ from rankzero.run_dir.atomic import (
     write_text,
     written_files,
 )
+from tests.support.pipes import read_pipe
 
 
 def staged(parent: Path, content: bytes = b"weights") -> Path:
@@ -64,6 +65,30 @@ def test_committing_again_replaces_the_whole_directory(tmp_path: Path) -> None:
     assert (tmp_path / "step-1/model/a.safetensors").read_bytes() == b"new"
     assert not (tmp_path / "step-1/trainer.json").exists()
     assert os.listdir(tmp_path) == ["step-1"]
+
+
+def test_what_a_pipe_is_given_comes_out_of_it(tmp_path: Path) -> None:
+    with read_pipe(tmp_path / "pipe") as found:
+        write_text(tmp_path / "pipe", "hello\n")
+    assert found == [b"hello\n"] and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_link_to_a_pipe_leads_into_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("pipe")
+    with read_pipe(tmp_path / "pipe") as found:
+        write_text(tmp_path / "link", "hello\n")
+    assert found == [b"hello\n"] and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_one_and_what_it_leads_to_is_replaced(there: bool, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "file"
+    target.parent.mkdir()
+    if there:
+        target.write_text("old")
+    (tmp_path / "link").symlink_to(target)
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and target.read_text() == "new" and os.listdir(target.parent) == ["file"]
 
 
 def _edit(path: Path, old: str, new: str) -> None:
