@@ -71,15 +71,15 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | 
     """The rows of a batch as JSON, each with the rule that changed it, if one did. Where one value cannot be a Python
     object, its row alone is a problem."""
     names = batch.schema.names
-    columns = [_as_text(column) for column in batch.columns]
     try:
+        columns = [_as_text(column) for column in batch.columns]
         values = [column.to_pylist() for column in columns]
     except (ValueError, OverflowError, pa.ArrowException):
         if len(batch) > 1:
             for index in range(len(batch)):
                 yield from rows_of_batch(batch.slice(index, 1), first + index)
             return
-        yield b"", _value_problem(first, names, columns)
+        yield b"", _value_problem(first, names, batch.columns)
         return
     tidiers = [(place, tidy) for place, column in enumerate(columns) if (tidy := _tidier(column.type))]
     for number, row in enumerate(zip(*values, strict=True), first):
@@ -139,23 +139,40 @@ def _defines(kind: Any) -> bool:
 
 def _as_text(column: Any) -> Any:
     """Times as ISO text, which keeps their nanoseconds, and years that Python has not; those inside of other values
-    too."""
+    too. Where the time zone is not known here (`utc`, `tzlocal()`), in UTC."""
+    if pa.types.is_dictionary(column.type) and _text_type(column.type.value_type) != column.type.value_type:
+        column = column.dictionary_decode()
     wanted = _text_type(column.type)
-    return column if wanted == column.type else column.cast(wanted)
+    if wanted == column.type:
+        return column
+    try:
+        return column.cast(wanted)
+    except pa.ArrowInvalid:
+        return column.cast(_with_times(column.type, _in_utc)).cast(wanted)
 
 
 def _text_type(kind: Any) -> Any:
     """The type with text in place of times."""
+    return _with_times(kind, lambda _time: pa.string())
+
+
+def _in_utc(time: Any) -> Any:
+    return pa.timestamp(time.unit, "UTC") if pa.types.is_timestamp(time) and time.tz is not None else time
+
+
+def _with_times(kind: Any, other: Callable[[Any], Any]) -> Any:
+    """The type with other types in place of times."""
     types = pa.types
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
-        return pa.string()
+        return other(kind)
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_text_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(_with_times(field.type, other)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(_text_type(kind.key_type), kind.item_field.with_type(_text_type(kind.item_type)))
+        item = kind.item_field.with_type(_with_times(kind.item_type, other))
+        return pa.map_(_with_times(kind.key_type, other), item)
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return kind
-    value = kind.value_field.with_type(_text_type(kind.value_type))
+    value = kind.value_field.with_type(_with_times(kind.value_type, other))
     if types.is_fixed_size_list(kind):
         return pa.list_(value, kind.list_size)
     return pa.large_list(value) if types.is_large_list(kind) else pa.list_(value)
@@ -164,7 +181,7 @@ def _text_type(kind: Any) -> Any:
 def _value_problem(number: int, names: list[str], columns: list[Any]) -> RowProblem:
     for name, column in zip(names, columns, strict=True):
         try:
-            column.to_pylist()
+            _as_text(column).to_pylist()
         except (ValueError, OverflowError, pa.ArrowException) as error:
             what = f"column {name!r} cannot be read: {first_line(error)}"
             return RowProblem(number, "value without JSON", what, "write the column as text")

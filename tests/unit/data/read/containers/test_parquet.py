@@ -76,6 +76,43 @@ def test_times_inside_of_other_values_become_text_too(tmp_path: Path) -> None:
     assert row["seen"] == ["1970-01-01 00:00:00.000Z"] and row["pair"] == ["00:00:01.000", "00:00:02.000"]
 
 
+@pytest.mark.parametrize("zone", ["UTC+01:00", "utc", "Z", "GMT+2", "tzlocal()"])
+@pytest.mark.parametrize("container", ["parquet", "arrow"])
+def test_a_time_zone_that_is_not_known_here_is_left_out_and_the_time_is_utc(
+    zone: str, container: str, tmp_path: Path
+) -> None:
+    stamp = pa.timestamp("us", zone)
+    columns = {
+        "text": pa.array(["a", "b"]),
+        "at": pa.array([0, None], stamp),
+        "seen": pa.array([[0], []], pa.list_(stamp)),
+        "meta": pa.array([{"of": {"at": 0}}, None], struct(of=struct(at=stamp))),
+        "by": pa.array([[(0, 0)], []], pa.map_(stamp, stamp)),
+        "often": pa.array([0, 0], stamp).dictionary_encode(),
+        "in_berlin": pa.array([0, None], pa.timestamp("us", "+01:00")),
+    }
+    data = table(**columns) if container == "parquet" else as_stream(columns)
+    found = rows(put(tmp_path / f"f.{container}", data))
+    time = "1970-01-01 00:00:00.000000Z"
+    assert found[0] == {
+        "text": "a",
+        "at": time,
+        "seen": [time],
+        "meta": {"of": {"at": time}},
+        "by": [[time, time]],
+        "often": time,
+        "in_berlin": "1970-01-01 01:00:00.000000+0100",
+    }
+    assert found[1]["text"] == "b" and found[1]["at"] is None and found[1]["meta"] is None
+
+
+def as_stream(columns: dict[str, Any]) -> bytes:
+    made, out = pa.table(columns), io.BytesIO()
+    with pa.ipc.new_stream(out, made.schema) as stream:
+        stream.write_table(made)
+    return out.getvalue()
+
+
 def struct(**members: Any) -> Any:
     return pa.struct(list(members.items()))
 
