@@ -78,6 +78,28 @@ class TestPipes:
         assert found[0].startswith(b"<!doctype html>") or found[0].startswith(b"<!DOCTYPE html>")
 
 
+class TestSamples:
+    """Of a sample of several files some may have no row, as training has it."""
+
+    @pytest.fixture
+    def several(self, tmp_path: Path) -> Path:
+        for name in ("a", "b", "c"):
+            write_jsonl(tmp_path / "rows" / f"{name}.jsonl", [{"text": name}])
+        return tmp_path / "rows"
+
+    def test_are_checked_and_converted(self, cli: Cli, several: Path, tmp_path: Path) -> None:
+        done = cli(f"data check {several}#1 --json")
+        assert done.code == 0 and json.loads(done.out)["rows"] == 1, done.out
+        done = cli(f"data convert {several}#1 --as text -o {tmp_path}/out.jsonl")
+        assert done.code == 0 and len((tmp_path / "out.jsonl").read_text().splitlines()) == 1, done.err
+
+    def test_a_file_without_rows_is_named_where_all_are_taken(self, cli: Cli, several: Path, tmp_path: Path) -> None:
+        (several / "d.jsonl").write_text("\n")
+        for command in ("check", f"convert --as text -o {tmp_path}/out.jsonl"):
+            done = cli(f"data {command} {several}")
+            assert done.code == 65 and "d.jsonl: there are no rows in it" in done.err
+
+
 class TestCheck:
     @pytest.mark.parametrize(
         ("row", "column"),

@@ -23,7 +23,7 @@ from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
-from rankzero.data.rows.chunks import Chunk, apart, lines, select
+from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
@@ -118,7 +118,7 @@ def convert(
                     aside = aside or files.enter_context(whole_file(quarantine))
                     _set_aside(chunk, bad, aside)
                 progress(chunk.done)
-            if result.rows_in == rows_before:
+            if result.rows_in == rows_before and _is_empty(source):  # and not one that a sample drew nothing of
                 result.log.add(origin(source.path), [NO_ROWS])
                 raise result.log.error()
         writer.close()
@@ -159,6 +159,11 @@ def _chunks(
         whole = joined.chunks
     for chunk in chain.from_iterable(map(apart, whole)):
         yield chunk, {}
+
+
+def _is_empty(source: SourceSpec) -> bool:
+    chunks = read_chunks(source.path, header=source.header)
+    return next(chain.from_iterable(map(rows_of, chunks)), None) is None
 
 
 def _bad_lines(chunk: Chunk, bad: dict[int, list[RowProblem]]) -> Iterator[tuple[Chunk, dict[int, list[RowProblem]]]]:

@@ -109,7 +109,7 @@ class _Check:
             if quarantine is not None:
                 self._set_aside(job, quarantine)
         for index, path in enumerate(job.paths):
-            if not rows[index]:
+            if not rows[index] and job.located[job.source_of[index]].is_whole:
                 self._log.add(origin(path), [NO_ROWS])
         self._counts.require_whole()
         duplicates = self._digests.find(first_held_out if evaluation else None)
