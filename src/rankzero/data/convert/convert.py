@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankzero.data.cache.selection import chosen
-from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, unplaced
+from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, refused, unplaced
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
 from rankzero.data.read.locate import LocatedSource
@@ -227,6 +227,10 @@ def _row(conversation: Conversation, writes: Writer, container: Container) -> Wr
         if any(name in row for name in _NAMES):
             rules = (*rules, NAMES_LEFT_OUT)
         row = {key: str(value) for key, value in row.items() if key not in _NAMES}
+    if found := refused(row, container):
+        key, what = found
+        said = f"`{key}` has {what}, with which a {container} file is refused"
+        raise CannotSayError(f"{what} in a table", said, "write .jsonl or .parquet")
     if key := unplaced(row, writes.columns):  # of one that is written, nothing is left out in silence
         raise CannotSayError("more than a table's columns", f"a table has no column for `{key}`")
     return row, rules

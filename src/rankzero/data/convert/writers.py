@@ -10,6 +10,7 @@ from typing import IO, Any, Literal, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rankzero.data.read.containers.delimited import MAX_FIELD_CHARACTERS
 from rankzero.data.rows.formats.format import Column, Writer
 from rankzero.data.rows.formats.json_text import write_text
 
@@ -121,6 +122,18 @@ def unplaced(value: Any, column: Column) -> str:
         if found := unplaced(inner, column[name]):
             return f"{name}.{found}"
     return ""
+
+
+def refused(row: Mapping[str, Any], container: Container) -> tuple[str, str] | None:
+    """Of a row of texts: the key and what is in its text that a table of this kind would be refused for."""
+    for key, text in row.items() if container in ("csv", "tsv") else ():
+        if "\0" in text:
+            return key, "a NUL byte"
+        if container == "tsv" and "\t" in text and "\n" in text:  # as where a quote that nothing closes joins lines
+            return key, "a tab and a line break"
+        if len(text) > MAX_FIELD_CHARACTERS:
+            return key, f"more than {MAX_FIELD_CHARACTERS >> 20} Mi characters"
+    return None
 
 
 def opener(container: Container, writes: Writer) -> Callable[[IO[bytes]], RowWriter]:

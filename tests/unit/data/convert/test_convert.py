@@ -209,6 +209,26 @@ class TestFiles:
         result, _ = run([user_assistant("q", "a")], "prompt_completion", tmp_path, "out.tsv")
         assert result.rules == {CHAT_AS_RAW: 1}
 
+    @pytest.mark.parametrize(
+        ("text", "name", "what"),
+        [
+            ("a\tb\nc", "out.tsv", "a tab and a line break"),
+            ("a\0b", "out.tsv", "a NUL"),
+            ("a\0b", "out.csv", "a NUL"),
+        ],
+    )
+    def test_what_would_be_refused_in_a_table_is_not_written_into_it(
+        self, tmp_path: Path, text: str, name: str, what: str
+    ) -> None:
+        rows = [{"prompt": text, "completion": "c"}, {"prompt": "p", "completion": "c"}]
+        with pytest.raises(DataError, match=f"in.jsonl:1: `prompt` has {what}"):
+            run(rows, "prompt_completion", tmp_path, name)
+        result, out = run(rows, "prompt_completion", tmp_path, name, quarantine=tmp_path / "bad.jsonl")
+        assert result.quarantined == 1 and read_rows(tmp_path / "bad.jsonl") == rows[:1]
+        assert conversations(out) == conversations(tmp_path / "in.jsonl")[1:]
+        for held in ("more.jsonl", "more.parquet"):
+            assert run(rows, "prompt_completion", tmp_path, held)[0].rows_out == 2
+
     def test_labels(self, tmp_path: Path) -> None:
         _, out = run(ROWS["classification"], "classification", tmp_path, "out.tsv")
         assert table_rows(out) == [{"text": "a warm , patient film ", "label": "1"}, {"text": "t", "label": "neg"}]
