@@ -32,12 +32,16 @@ def export(
     """Write a run's result, or a directory with a model or an adapter, as one plain model for vLLM and transformers.
 
     `output` is a directory that must not exist, its files have up to `shard_size`. An adapter is merged, and proved as
-    by `merge`; `model` is its base, where that is not where the adapter says. Raises UsageError for what is no size,
-    ConfigError with every problem before anything is written, StorageError where weights are damaged.
+    by `merge`; `model` is its base, where that is not where the adapter says. Raises UsageError for what is no size and
+    for the name of a GGUF file, ConfigError with every problem before anything is written, StorageError where weights
+    are damaged.
     """
     shard_bytes = size_in_bytes(shard_size)
     if not shard_bytes:
         raise UsageError("this is no size", where=f"shard_size {shard_size!r}", hint="write it as 5GB or 500MB")
+    if Path(output).suffix == ".gguf":
+        hint = "export_gguf writes one; else name a directory"
+        raise UsageError("this is the name of a GGUF file", where=str(output), hint=hint)
     place, adapter = _ready(target, model, Path(output), (), tell)
     from rankzero.engine.exporting import export_safetensors
 

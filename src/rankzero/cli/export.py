@@ -13,6 +13,8 @@ from rankzero.cli.target import TargetArgument
 from rankzero.errors import Problem, UsageError
 from rankzero.wording import in_bytes
 
+SHARD_SIZE = "5GB"
+
 
 class Form(StrEnum):
     """What is made of a result."""
@@ -45,10 +47,12 @@ def export(
     output: Annotated[
         str | None, typer.Option("-o", "--output", help="Directory or .gguf file to write; must not exist.")
     ] = None,
-    shard_size: Annotated[str, typer.Option("--shard-size", help="safetensors: the largest file, as 5GB.")] = "5GB",
+    shard_size: Annotated[
+        str | None, typer.Option("--shard-size", help="safetensors: the largest file; else 5GB.")
+    ] = None,
     gguf_type: Annotated[
-        GgufType, typer.Option("--type", help="gguf: what weights are held in; auto: 16 bits as they are.")
-    ] = GgufType.AUTO,
+        GgufType | None, typer.Option("--type", help="gguf: what weights are held in; else auto, 16 bits as they are.")
+    ] = None,
     converter: Annotated[
         str | None,
         typer.Option(
@@ -60,8 +64,8 @@ def export(
     repo: Annotated[str | None, typer.Option("--repo", metavar="OWNER/NAME", help="hub: the new repository.")] = None,
     public: Annotated[bool, typer.Option("--public", help="hub: let everybody see it.")] = False,
     base: Annotated[
-        BaseChoice, typer.Option("--base", help="Of an adapter that is merged: as of rankzero merge.")
-    ] = BaseChoice.TRAINED,
+        BaseChoice | None, typer.Option("--base", help="Of an adapter that is merged: as of rankzero merge.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="The base, where it is not where the adapter says.")
     ] = None,
@@ -72,14 +76,29 @@ def export(
     Adapters are merged for it, and the merged model is proved as by rankzero merge.
     """
     from rankzero.api.exports import export as export_result
-    from rankzero.api.exports import export_gguf, push, size_in_bytes
+    from rankzero.api.exports import export_gguf, push
 
-    _require_options(to, output, repo, size_in_bytes(shard_size), public=public, converter=converter)
+    problems = _missing(to, output, repo, shard_size)
+    given = {
+        "--shard-size": shard_size,
+        "--type": gguf_type,
+        "--converter": converter,
+        "--repo": repo,
+        "--public": public or None,
+        "--base": base,
+        "--model": model,
+    }
+    for flag, value in given.items():
+        if value is not None and to not in _BELONGS[flag][0]:
+            problems.append(Problem(_BELONGS[flag][1], flag, "leave it out"))
+    if problems:
+        raise UsageError(problems)
+    base = base or BaseChoice.TRAINED
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.atomic import place_given_by
 
     if to is Form.HUB:
-        url = push(target, str(repo), public=public, model=model, tell=warn_of_changes)
+        url = push(target, str(repo), public=public, tell=warn_of_changes)
         seen = "public" if public else "private"
         typer.echo(json.dumps({"url": url, "private": not public}) if as_json else f"{url} ({seen})")
         return
@@ -88,7 +107,7 @@ def export(
             done = export_gguf(
                 target,
                 str(output),
-                gguf_type=gguf_type.value,
+                gguf_type=(gguf_type or GgufType.AUTO).value,
                 converter=converter,
                 base_weights=base.value,
                 model=model,
@@ -98,7 +117,7 @@ def export(
             done = export_result(
                 target,
                 str(output),
-                shard_size=shard_size,
+                shard_size=shard_size or SHARD_SIZE,
                 base_weights=base.value,
                 model=model,
                 tell=warn_of_changes,
@@ -110,26 +129,36 @@ def export(
         typer.echo("\n".join([f"{done.place}: {files} of weights, {in_bytes(done.bytes)}", *done.said]))
 
 
-def _require_options(
-    to: Form, output: str | None, repo: str | None, shard_bytes: int | None, *, public: bool, converter: str | None
-) -> None:
-    """Raise UsageError with everything that does not go together."""
+_MERGED = (Form.SAFETENSORS, Form.GGUF)
+_BELONGS: dict[str, tuple[tuple[Form, ...], str]] = {
+    "--shard-size": ((Form.SAFETENSORS,), "only --to safetensors has several files"),
+    "--type": ((Form.GGUF,), "only --to gguf has types"),
+    "--converter": ((Form.GGUF,), "only --to gguf converts"),
+    "--repo": ((Form.HUB,), "only --to hub pushes"),
+    "--public": ((Form.HUB,), "only --to hub pushes"),
+    "--base": (_MERGED, "--to hub merges nothing"),
+    "--model": (_MERGED, "--to hub merges nothing"),
+}
+"""Of each flag the forms that read it, and what to say where another is asked for."""
+
+
+def _missing(to: Form, output: str | None, repo: str | None, shard_size: str | None) -> list[Problem]:
+    """What a form needs, or has otherwise."""
+    from rankzero.api.exports import size_in_bytes
+
     problems = []
     if to is Form.HUB:
         if repo is None:
             problems.append(Problem("the repository is missing", "--repo", "name it: --repo OWNER/NAME"))
         if output is not None:
             problems.append(Problem("--to hub writes no file here", "-o", "leave it out"))
-    else:
-        if output is None:
-            problems.append(Problem("there is no place to write to", "-o", "name one that does not exist"))
-        elif to is Form.GGUF and not output.endswith(".gguf"):
-            problems.append(Problem("this is no name of a GGUF file", f"-o {output}", "end it in .gguf"))
-        if repo is not None or public:
-            problems.append(Problem("only --to hub pushes", "--repo" if repo else "--public", "leave it out"))
-    if shard_bytes is None or shard_bytes < 1:
+    elif output is None:
+        problems.append(Problem("there is no place to write to", "-o", "name one that does not exist"))
+    elif to is Form.GGUF and not output.endswith(".gguf"):
+        problems.append(Problem("this is no name of a GGUF file", f"-o {output}", "end it in .gguf"))
+    elif to is Form.SAFETENSORS and output.endswith(".gguf"):
+        hint = "--to gguf writes one; else name a directory"
+        problems.append(Problem("this is the name of a GGUF file", f"-o {output}", hint))
+    if to is Form.SAFETENSORS and shard_size is not None and not size_in_bytes(shard_size):
         problems.append(Problem("this is no size", "--shard-size", "write it as 5GB or 500MB"))
-    if converter is not None and to is not Form.GGUF:
-        problems.append(Problem("only --to gguf converts", "--converter", "leave it out"))
-    if problems:
-        raise UsageError(problems)
+    return problems

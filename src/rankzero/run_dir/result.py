@@ -26,6 +26,7 @@ WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_OUTPUT = "runs"
+_WRITE_BASE = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
 _SHOWN = 5
 
 
@@ -124,7 +125,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
     of_run = _run_of(path)
     if of_run is None:
-        return Adapter(path, ModelSpec(name=base or _base_of(path, "give --model")), _labels(path))
+        return Adapter(path, ModelSpec(name=base or _base_of(path, f"give --model, or {_WRITE_BASE}")), _labels(path))
     spec = spec_of(of_run)
     changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
     model, labels = spec.model.model_copy(update=changed), _labels(path) or spec.data.labels
@@ -352,7 +353,7 @@ def spec_of(run: Path) -> RunSpec:
 
 
 def _of_adapter(directory: Path) -> Result:
-    name = _base_of(directory, f"write base_model_name_or_path into {ADAPTER_CONFIG}")
+    name = _base_of(directory, _WRITE_BASE)
     own = (directory / "tokenizer.json").is_file()
     result = _untrained({"name": name, "tokenizer_dir": str(directory) if own else None})
     return replace(result, adapter=directory, labels=_labels(directory), own_tokenizer=own)

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import rankzero
+from rankzero.errors import UsageError
 from rankzero.model.files import weight_files
 from rankzero.model.gguf_export import tensors_of
 from rankzero.model.merge import merge
@@ -102,6 +104,36 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path, cli: Cli, monk
     (tmp_path / "out").mkdir()
     assert "there is something already" in cli(f"export {tmp_path}/final -o {tmp_path}/out").err
     assert not left_behind(tmp_path) and not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("-o {0}/x.gguf", ["-o {0}/x.gguf: this is the name of a GGUF file"]),
+        ("-o {0}/x --type q8_0", ["--type: only --to gguf has types"]),
+        ("-o {0}/x.gguf --type auto", ["this is the name of a GGUF file", "--type: only --to gguf has types"]),
+        ("--to gguf -o {0}/x.gguf --shard-size 5GB", ["--shard-size: only --to safetensors has several files"]),
+        (
+            "--to hub --repo a/b --base trained --model m --type auto --shard-size 5GB",
+            [
+                "--base: --to hub merges nothing",
+                "--model: --to hub merges nothing",
+                "--type: only",
+                "--shard-size: only",
+            ],
+        ),
+    ],
+)
+def test_what_does_not_belong_to_the_form_is_refused(flags: str, said: list[str], tmp_path: Path, cli: Cli) -> None:
+    """Whatever it says, the default too: nothing that was asked for is left undone in silence."""
+    trained("llama", tmp_path)
+    done = cli(f"export {tmp_path}/final {flags.format(tmp_path)}")
+    assert done.code == 2 and done.err.count("error:") == len(said), done.err
+    for words in said:
+        assert words.format(tmp_path) in done.err
+    with pytest.raises(UsageError, match="name of a GGUF file"):
+        rankzero.export(tmp_path / "final", tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists() and not left_behind(tmp_path)
 
 
 def converter(root: Path, body: str) -> Path:
