@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -133,7 +134,9 @@ class _Streamed:
 
 
 def lines(attended: bool, ask: Callable[[str], str] = input) -> Iterator[str]:
-    """What is typed, to the end of it."""
+    """What is typed, to the end of it. Of bytes that are no text the message is told, as of an argument."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     if not attended:
         yield from sys.stdin
         return

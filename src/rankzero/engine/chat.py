@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from rankzero.engine.ask import require_unicode
 from rankzero.engine.console import results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.model.converse import reply
@@ -60,8 +61,10 @@ class Chat:
     def ask(self, text: str, *, images: Sequence[str] = (), on_piece: OnPiece = _nobody) -> list[Answer]:
         """The answer of each voice. An error, or an interrupt, leaves the conversation as it was.
 
-        Raises ConfigError where there are images and the model sees none, DataError where one cannot be read.
+        Raises ConfigError where there are images and the model sees none, DataError where one cannot be read,
+        UsageError for what is no text.
         """
+        require_unicode([text], "the message")
         asked = Turn("user", text, tuple(images))
         answers = []
         for voice in self.voices:
@@ -81,8 +84,9 @@ class Chat:
 def open_chat(result: Result, sampling: Sampling, *, base: Result | None = None, system: str | None = None) -> Chat:
     """Load what answers; with `base`, that too, before the result. An adapter's base is not loaded a second time.
 
-    Raises ConfigError, AccessError, ServiceError.
+    Raises ConfigError, AccessError, ServiceError, UsageError.
     """
+    require_unicode([] if system is None else [system], "the system prompt")
     return Chat(open_voices(result, base), sampling, system)
 
 

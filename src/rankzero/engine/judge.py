@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from rankzero.engine.text_scores import without_reasoning
-from rankzero.errors import AccessError, ServiceError
+from rankzero.errors import AccessError, ServiceError, UsageError
 from rankzero.redaction import without_secrets
 
 KEY_VARIABLE = "RANKZERO_JUDGE_API_KEY"
@@ -43,7 +43,8 @@ class Graded:
 
 
 class Judge:
-    """Asks one server, in one connection. A context manager."""
+    """Asks one server, in one connection. A context manager. Raises UsageError for what is no URL, AccessError for what
+    is no key."""
 
     def __init__(
         self, url: str, model: str, env: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
@@ -51,6 +52,10 @@ class Judge:
         import httpx2
 
         key = env.get(KEY_VARIABLE)
+        _require_url(url)
+        if key and not (key.isascii() and key.isprintable()):
+            hint = f"set {KEY_VARIABLE} to the key alone"
+            raise AccessError("the judge's key has characters that no key has", where=KEY_VARIABLE, hint=hint)
         self._url = url.rstrip("/") + ("" if url.rstrip("/").endswith("/chat/completions") else "/chat/completions")
         self.model, self._sleep, self._failures = model, sleep, httpx2.HTTPError
         self._at_zero = True
@@ -103,6 +108,20 @@ class Judge:
                 return response
             self._at_zero = False
         return self._http.post(self._url, json=body)
+
+
+def _require_url(url: str) -> None:
+    import httpx2
+
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        what = f"this is no URL: {error}"
+    else:
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return
+        what = "this is no URL of a server"
+    raise UsageError(what, where=f"judge {without_secrets(url)}", hint="write it as https://host/v1")
 
 
 def _words_of(response: Any, where: str) -> str:

@@ -12,13 +12,14 @@ from typing import Any
 
 import peft
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.transformers_weight_conversion import (
     convert_peft_adapter_state_dict_for_transformers,
     convert_peft_config_for_transformers,
 )
+from safetensors import SafetensorError
 from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
@@ -90,12 +91,26 @@ def _require_names_that_come_back(adapted: Any) -> None:
         raise ConfigError(what, where="lora.target_modules", hint=hint)
 
 
+def read_adapter_config(directory: Path) -> PeftConfig:
+    """What a saved adapter is. Raises ConfigError where it does not say."""
+    try:
+        return PeftConfig.from_pretrained(str(directory))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"adapter_config.json cannot be read: {first_line(error)}"
+        raise ConfigError(what, where=str(directory), hint=_AGAIN) from error
+
+
 def load_adapter(model: Any, directory: Path) -> Any:
-    """The model with a saved adapter on it, to compute with. Raises ConfigError where they do not belong together."""
+    """The model with a saved adapter on it, to compute with. Raises ConfigError where they do not belong together, or
+    the adapter cannot be read."""
+    read_adapter_config(directory)
     try:
         with outlined(model):
             adapted = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
             lost = _not_read(adapted, directory)
+    except SafetensorError as error:
+        what = f"the adapter's weights cannot be read: {first_line(error)}"
+        raise ConfigError(what, where=str(directory), hint=_AGAIN) from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         what = f"the adapter does not fit the model: {first_line(error)}"
         raise ConfigError(what, where=str(directory), hint=_ITS_MODEL) from error
@@ -106,6 +121,7 @@ def load_adapter(model: Any, directory: Path) -> Any:
     return adapted
 
 
+_AGAIN = "a file may be cut off: copy the adapter again"
 _ITS_MODEL = "take the model that it was trained on"
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import PeftConfig
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
@@ -36,7 +35,7 @@ from rankzero.model.load import (
     stop_token_ids,
     stored_dtype,
 )
-from rankzero.model.lora import CLASSIFIER, load_adapter
+from rankzero.model.lora import CLASSIFIER, load_adapter, read_adapter_config
 from rankzero.model.parts import parameter_parts
 from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompts_for
 from rankzero.model.quantize import is_quantised, unpack
@@ -155,7 +154,7 @@ def merge(
     StorageError; RankzeroError where the merged model does not say what base and adapter say.
     """
     require_nothing_at(output)
-    peft_type = PeftConfig.from_pretrained(str(adapter)).peft_type
+    peft_type = read_adapter_config(adapter).peft_type
     if peft_type != "LORA":
         raise ConfigError(
             f"{peft_type} adapters cannot be merged", where=str(adapter), hint="use the tool that made it"
@@ -226,7 +225,7 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, render
     config = load_config(source, spec)
     dtype = stored_dtype(config, source.weights)
     tokenizer, head = load_tokenizer(source, spec, template), None
-    if PeftConfig.from_pretrained(str(adapter)).task_type == CLASSIFIER:
+    if read_adapter_config(adapter).task_type == CLASSIFIER:
         head = ClassHead(labels, padding_id(tokenizer, config))
     vision = None
     if head is None and kind_of(config, "writes") == "vision":

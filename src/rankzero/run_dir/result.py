@@ -361,10 +361,16 @@ def _of_adapter(directory: Path) -> Result:
 
 def _base_of(adapter: Path, hint: str) -> str:
     """The name of the model that an adapter says it belongs to. Raises ConfigError with `hint` where it says none."""
-    name = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    file = adapter / ADAPTER_CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        again = "it may be cut off: copy the adapter again"
+        raise ConfigError(f"it cannot be read: {error}", where=str(file), hint=again) from error
+    name = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not name:
         what = "the adapter does not say which model it belongs to"
-        raise ConfigError(what, where=str(adapter / ADAPTER_CONFIG), hint=hint)
+        raise ConfigError(what, where=str(file), hint=hint)
     return str(name)
 
 

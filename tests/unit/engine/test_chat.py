@@ -132,6 +132,47 @@ def test_a_terminal_is_left_by_its_end_and_not_by_an_interrupt() -> None:
     assert list(lines(True, ask)) == ["one", "two"]
 
 
+BYTES = b"caf\xe9"
+"""Of Latin-1, as a terminal or a file may have them."""
+
+
+@pytest.mark.parametrize("errors", ["surrogateescape", "strict"])
+def test_bytes_that_are_no_text_are_said_of_what_is_piped(
+    adapter: Path, errors: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the locale has stdin read."""
+    stdin = io.TextIOWrapper(io.BytesIO(BYTES + b"\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    done = Cli(capfd, monkeypatch)(f"chat {adapter} --max-new-tokens 2")
+    assert done.code == 2 and "the message: it is not UTF-8" in done.err and not done.out.strip()
+
+
+def test_bytes_that_are_no_text_are_said_of_what_is_given(adapter: Path, cli: Cli) -> None:
+    typed = BYTES.decode(errors="surrogateescape")
+    done = cli(f"generate {adapter} fine '{typed}'")
+    assert done.code == 2 and "prompt 2: it is not UTF-8" in done.err
+    done = cli(f"chat {adapter} --system '{typed}'")
+    assert done.code == 2 and "the system prompt: it is not UTF-8" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--seed 18446744073709551616", "seed: it is 18446744073709551616"),
+        ("--temperature inf", "temperature: it is inf"),
+    ],
+)
+def test_draws_that_there_are_none_of(flags: str, said: str, adapter: Path, cli: Cli) -> None:
+    done = cli(f"chat {adapter} {flags}")
+    assert done.code == 2 and said in done.err
+    with pytest.raises(rankzero.UsageError) as raised:
+        rankzero.Sampling(0, -1.0, float("nan"), -1, 2**64)
+    assert [problem.where for problem in raised.value.problems] == [
+        *("max_new_tokens", "temperature", "top_p", "top_k", "seed")
+    ]
+    assert rankzero.Sampling(seed=2**64 - 1) and rankzero.Sampling(seed=-(2**63))
+
+
 def test_from_python(adapter: Path) -> None:
     chat = rankzero.chat(str(adapter), rankzero.Sampling(max_new_tokens=4))
     assert [answer.voice for answer in chat.ask("Hello")] == [""]

@@ -297,6 +297,22 @@ def test_a_judge_that_is_busy_is_asked_again_and_one_that_refuses_is_not(judge: 
         assert asked.grade("q", "a", None).score is None
 
 
+@pytest.mark.parametrize(
+    "url", ["http://host:port/v1", "http://[::1/v1", "host/v1", "localhost:8000/v1", "ftp://host/v1", "http:///v1", ""]
+)
+def test_what_is_no_url_is_not_asked(url: str) -> None:
+    with pytest.raises(UsageError, match="this is no URL") as raised:
+        Judge(url, "big", {}, pytest.fail)
+    assert "https://host/v1" in raised.value.problems[0].hint
+
+
+@pytest.mark.parametrize("key", ["schlüssel-0123456789", "sk-0123456789\nexport"])
+def test_what_is_no_key_is_said_and_not_shown(key: str) -> None:
+    with pytest.raises(AccessError, match=KEY_VARIABLE) as raised:
+        Judge("http://host/v1", "big", {KEY_VARIABLE: key}, pytest.fail)
+    assert "0123456789" not in str(raised.value)
+
+
 def test_a_judge_says_when_it_may_be_asked_again(judge: str) -> None:
     waited: list[float] = []
     for after, wanted in (("7", 7.0), ("1", 2.0), ("86400", 60.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 2.0)):

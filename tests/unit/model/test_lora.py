@@ -357,6 +357,21 @@ def test_tokens_are_named_by_their_text() -> None:
     assert len(error.value.problems) == 2
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_is_cut_off_is_said_to_be(name: str, tmp_path: Path) -> None:
+    spec = spec_with()
+    source = saved("llama", tmp_path / "base")
+    save_weights(to_train(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
+    file = tmp_path / "adapter" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ConfigError, match="cannot be read") as error:
+        load_adapter(loaded(source, spec), tmp_path / "adapter")
+    assert "cut off" in error.value.problems[0].hint
+    if name == "adapter_config.json":
+        with pytest.raises(ConfigError, match="adapter_config.json cannot be read"):
+            merge(spec.model, tmp_path / "adapter", tmp_path / "merged")
+
+
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     spec = spec_with()
     source = saved("llama", tmp_path / "base")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from rankzero.errors import ConfigError, DataError
+from rankzero.api.results import predict
+from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.load import padding_counts
 from rankzero.model.predict import _batches, classify, load_classifier
 from rankzero.run_dir.result import as_it_was
@@ -75,6 +76,13 @@ def test_a_text_without_tokens_is_named(architecture: str, tmp_path: Path) -> No
         ("this text has no tokens", "text 1"),
         ("this text has no tokens", "text 3"),
     ]
+
+
+def test_bytes_that_are_no_text_are_refused(trained: Path) -> None:
+    """As a terminal of another encoding gives them, by `predict --text`."""
+    with pytest.raises(UsageError) as raised:
+        predict(str(trained), ["dull", b"caf\xe9".decode(errors="surrogateescape")])
+    assert [(problem.what, problem.where) for problem in raised.value.problems] == [("it is not UTF-8", "text 2")]
 
 
 def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:

@@ -71,6 +71,14 @@ def test_an_adapter_from_elsewhere(tmp_path: Path) -> None:
         find_result(str(tmp_path), "writes")
 
 
+@pytest.mark.parametrize("text", ['{"base_model_name', "[]", ""])
+def test_an_adapter_that_cannot_be_read_is_said_by_its_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    for look in (lambda: find_result(str(tmp_path), "writes"), lambda: find_adapter(tmp_path)):
+        with pytest.raises(ConfigError, match=r"adapter_config\.json: (it cannot be read|the adapter does not say)"):
+            look()
+
+
 def test_any_model(tmp_path: Path) -> None:
     result = find_result("org/model", "classifies")
     assert (result.model.name, result.adapter) == ("org/model", None)
