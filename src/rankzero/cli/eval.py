@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
 from rankzero.cli.target import TargetArgument
 from rankzero.cli.typed import refuse_typed
 from rankzero.errors import UsageError
@@ -36,6 +36,7 @@ def evaluate(
     ] = None,
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
+    header: HeaderOption = None,
     task: Annotated[
         list[str] | None, typer.Option("--task", metavar="NAME", help="A task of lm-eval; repeatable.")
     ] = None,
@@ -78,7 +79,7 @@ def evaluate(
     listener = Listener(_progress)
     if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end
         listener = Listener(_progress, partial(_write_answers, answers))
-    shape = {"format": row_format, "columns": column_map(columns)}
+    shape = {"format": row_format, "columns": column_map(columns), "header": "auto" if header is None else header}
     found = measure(
         model,
         [{"path": path, **shape} for path in data or ()],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.data.inputs import ColumnsOption, column_map
+from rankzero.cli.data.inputs import ColumnsOption, HeaderOption, column_map
 from rankzero.cli.target import TargetArgument
 from rankzero.errors import UsageError
 
@@ -19,6 +19,7 @@ def predict(
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; repeatable.")] = None,
     columns: ColumnsOption = None,
+    header: HeaderOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print an object {text, label, probabilities} a line.")
     ] = False,
@@ -34,7 +35,8 @@ def predict(
     from rankzero.data.read.texts import read_texts
 
     names = column_map(columns)
-    texts = [*(text or ()), *(row.text for file in files or () for row in read_texts(file, names))]
+    rows = (row for file in files or () for row in read_texts(file, names, "auto" if header is None else header))
+    texts = [*(text or ()), *(row.text for row in rows)]
     for one, found in zip(texts, put_into_classes(model, texts, tell=warn_of_changes), strict=True):
         if as_json:
             value = {"text": one, "label": found.label, "probabilities": found.probabilities}

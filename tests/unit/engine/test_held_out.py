@@ -232,6 +232,15 @@ def test_the_command_and_the_page(run: Path, rows: Path, tmp_path: Path, cli: Cl
     assert "held.jsonl" in page and "exact match" in page
 
 
+def test_a_table_without_names_of_columns(run: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rows.csv").write_text("Ping is what?,Pong.\nHello,World\n")
+    command = f"eval {run} --data {tmp_path}/rows.csv --no-base --max-new-tokens 2 --columns question=column_1"
+    done = cli(f"{command},answer=column_2 --json")
+    assert done.code == 65 and "looks like a row" in done.err and "--no-header" in done.err
+    done = cli(f"{command},answer=column_2 --no-header --json")
+    assert done.code == 0 and json.loads(done.out)["sets"]["rows.csv"]["with_reference"] == 2, done.err
+
+
 def test_sets_of_one_file_name_are_kept_apart(run: Path, rows: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)

@@ -17,6 +17,7 @@ from rankzero.model.predict import _batches, classify, load_classifier
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
+from tests.support.cli import Cli
 
 TEXTS = ["a warm and moving story .", "dull", "the cast is superb , " * 20, "the plot is a mess"] * 12
 CPU = torch.device("cpu")
@@ -83,6 +84,15 @@ def test_bytes_that_are_no_text_are_refused(trained: Path) -> None:
     with pytest.raises(UsageError) as raised:
         predict(str(trained), ["dull", b"caf\xe9".decode(errors="surrogateescape")])
     assert [(problem.what, problem.where) for problem in raised.value.problems] == [("it is not UTF-8", "text 2")]
+
+
+def test_a_table_without_names_of_columns(trained: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rows.csv").write_text("dull it is.,5\nwarm,1\n")
+    command = f"predict {trained} {tmp_path}/rows.csv --columns text=column_1"
+    done = cli(command)
+    assert done.code == 65 and "--no-header" in done.err
+    done = cli(f"{command} --no-header")
+    assert done.code == 0 and [line.split("\t")[2] for line in done.out.splitlines()] == ["dull it is.", "warm"]
 
 
 def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:

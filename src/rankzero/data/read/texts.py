@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rankzero.data.read.containers.delimited import Header
 from rankzero.data.read.sources import read_chunks, require_readable
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.formats import rename
@@ -25,14 +26,15 @@ class Text:
     row: int
 
 
-def read_texts(path: str, columns: Mapping[str, str] | None = None) -> list[Text]:
-    """The texts of a file's rows in order. `columns` are the file's names by ours: {text: review}.
+def read_texts(path: str, columns: Mapping[str, str] | None = None, header: Header = "auto") -> list[Text]:
+    """The texts of a file's rows in order. `columns` are the file's names by ours: {text: review}; `header`: whether
+    the first line of a table has names.
 
     Raises DataError with every row that has none, or StorageError.
     """
     require_readable([path])
     problems, texts = ProblemLog(), []
-    for chunk in read_chunks(path):
+    for chunk in read_chunks(path, header=header):
         for found in _texts(chunk, columns or {}):
             if isinstance(found, RowProblem):
                 problems.add(path, [found])

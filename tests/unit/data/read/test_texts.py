@@ -26,6 +26,16 @@ def test_other_kinds_of_files_and_names(tmp_path: Path) -> None:
     assert [row.text for row in read_texts(str(tmp_path / "rows.json"))] == ["one", "two"]
 
 
+def test_a_table_whose_first_line_is_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("A fine film.,5\nbad,1\n")
+    with pytest.raises(DataError, match="looks like a row") as refused:
+        read_texts(str(path), {"text": "column_1"})
+    assert "--no-header" in refused.value.problems[0].hint
+    assert [row.text for row in read_texts(str(path), {"text": "column_1"}, False)] == ["A fine film.", "bad"]
+    assert [row.text for row in read_texts(str(path), {"text": "A fine film."}, True)] == ["bad"]
+
+
 def test_every_bad_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "ok"}\n{"text": 3}\n{"review": "x"}\n[1]\n{"text": "\n{"text": " "}\n')

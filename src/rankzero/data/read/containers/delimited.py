@@ -84,7 +84,10 @@ def _names(
     names = [name.strip(" ") for name in first.fields]
     if problem is None and header == "auto" and (value := _value_among_names(names, following)):
         what = f"the first line looks like a row, not like names of columns: {value[:_LONGEST_NAME]!r}"
-        hint = "say which it is: header: false (columns are then column_1, column_2, …) or header: true"
+        hint = (
+            "say which it is: header: false or --no-header (columns are then column_1, column_2, …), or header: true "
+            "or --header"
+        )
         problem = RowProblem(first.number, "row in place of names", what, hint)
     return names, problem
 
