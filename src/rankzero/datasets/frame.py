@@ -20,10 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-import orjson
-
 from rankzero.data.images.layout import image_key
 from rankzero.data.images.paths import normalised, refusal
+from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store
@@ -365,7 +364,7 @@ class RowWriter:
         self.open(name)
         for row in rows:
             with storage_errors(self._directory / name):
-                self._files[name][1].write(orjson.dumps(row) + b"\n")
+                self._files[name][1].write(write_text(row).encode() + b"\n")
             self.counts[name] += 1
 
     def commit(self) -> None:

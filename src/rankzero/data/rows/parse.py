@@ -119,9 +119,15 @@ def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:
 
 
 def read_json(line: bytes, number: int) -> Any:
-    """The line's value, or what is wrong with its bytes or its JSON."""
+    """The line's value, or what is wrong with its bytes or its JSON. Whole numbers of an object are exact, such as an
+    id or a label of more than 64 bits; those inside of other values are looked at where they are read."""
     try:
-        return orjson.loads(line)
+        value = orjson.loads(line)
+        if isinstance(value, dict) and float in map(type, value.values()) and any(map(_may_be_rounded, value.values())):
+            return read_again(line)
+        return value
+    except TwiceReadError as error:
+        return RowProblem(number, error.reason, str(error), error.hint)
     except orjson.JSONDecodeError as error:
         return _byte_problem(line, number, error.pos) or RowProblem(
             number,
@@ -129,6 +135,11 @@ def read_json(line: bytes, number: int) -> Any:
             f"not valid JSON: {error.msg} at column {error.colno}",
             _json_hint(line, error),
         )
+
+
+def _may_be_rounded(value: object) -> bool:
+    """Whether it is a float where whole numbers are read as floats."""
+    return isinstance(value, float) and abs(value) >= 2.0**63
 
 
 UNREAD_NAN = "NaN or Infinity where nothing is read"

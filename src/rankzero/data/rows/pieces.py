@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
-
 from rankzero.data.rows.chunks import Chunk, NumberedLine, lines, pack
 from rankzero.data.rows.formats import FORMATS
 from rankzero.data.rows.formats.format import Pieces
+from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.parse import read_json
 from rankzero.data.rows.problems import RowProblem
 
@@ -70,7 +69,7 @@ def join_pieces(chunks: Iterable[Chunk], pieces: Pieces) -> JoinedFile:
     whole = pieces.join(found())
     joined.problems = whole.problems
     joined.merged = sum(one.rows - 1 for one in whole.wholes)
-    rows: list[NumberedLine] = [(one.line, orjson.dumps(one.row), None) for one in whole.wholes]
+    rows: list[NumberedLine] = [(one.line, write_text(one.row).encode(), None) for one in whole.wholes]
     packed = list(pack(sorted([*rows, *others], key=lambda row: row[0]), source))
     joined.chunks = [replace(chunk, file_bytes=done // len(packed)) for chunk in packed]
     return joined

@@ -148,6 +148,38 @@ def test_whole_numbers_in_calls_and_tools_keep_their_digits(tmp_path: Path, numb
         assert str(value) == number
 
 
+@pytest.mark.parametrize("number", ["123456789012345678901234", "100000000000000000000", "-9223372036854775809"])
+def test_ids_and_labels_keep_their_digits(number: str) -> None:
+    turns = b'"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}]'
+    lines = [
+        b'{"id":%b,"conversation_id":%b,%b}',
+        b'{"id":%b,"group":1.5,"conversation_id":%b,"score":0.5,%b}',
+    ]
+    whole = number.encode()
+    chunk = Chunk(0, 1, b"".join(line % (whole, whole, turns) + b"\n" for line in lines))
+    assert [(row.id, row.group) for row in parse(chunk, "auto").conversations] == [(number, number)] * 2
+    (row,) = parse(Chunk(0, 1, b'{"text":"t","label":%b}\n' % whole), "auto").conversations
+    assert row.label == int(number)
+    columns = {"id": "key"}
+    (row,) = parse(Chunk(0, 1, b'{"key":%b,%b}\n' % (whole, turns)), "auto", columns).conversations
+    assert row.id == number
+
+
+def test_messages_of_trees_are_told_apart_by_all_digits_of_their_ids(tmp_path: Path) -> None:
+    """These round to the same float."""
+    first, second = 123456789012345678901234, 123456789012345678901235
+    said = {"message_tree_id": first, "lang": "en"}
+    rows = [
+        {"message_id": first, "parent_id": None, "text": "q", "role": "prompter", **said},
+        {"message_id": second, "parent_id": first, "text": "a", "role": "assistant", **said},
+    ]
+    path = write(tmp_path / "f.jsonl", *[json.dumps(row).encode() for row in rows])
+    assert check_file(path).ok
+    convert([SourceSpec(path=path)], tmp_path / "out.jsonl", "messages")
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (row["id"], row["conversation_id"]) == (str(second), str(first))
+
+
 def test_deep_nesting_is_a_problem_not_a_crash(tmp_path: Path) -> None:
     line = b'{"text":"x","meta":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     assert only_problem(write(tmp_path / "f.jsonl", line)).reason == "not valid JSON"
