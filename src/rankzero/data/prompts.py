@@ -20,8 +20,8 @@ from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.sources import numbering, read_chunks, require_readable
 from rankzero.data.rows.chunks import NumberedLine, rows_of
 from rankzero.data.rows.conversation import ANSWERING, Conversation, Message
-from rankzero.data.rows.formats import Noted, convert, rename
-from rankzero.data.rows.parse import read_json
+from rankzero.data.rows.formats import Noted
+from rankzero.data.rows.parse import read_row
 from rankzero.data.rows.problems import ProblemLog, RowProblem
 from rankzero.data.rows.unanswered import NO_ANSWER, with_answer
 from rankzero.errors import DataError
@@ -145,17 +145,12 @@ def _of_files(located: LocatedSource, seed: int, most: int | None = MOST) -> lis
 
 def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[RowProblem]:
     number, content, about = line
-    row = about if isinstance(about, RowProblem) else read_json(content, number)
-    if isinstance(row, RowProblem):
-        return [row]
-    if source.columns and isinstance(row, dict):
-        row = rename(row, source.columns)
-    _, result = convert(row, number, source.format)
-    if isinstance(result, list) and isinstance(row, dict) and (whole := with_answer(row)) is not None:
-        _, result = convert(whole, number, source.format)
-    if isinstance(result, list):
-        return result
-    conversations = result.conversations if isinstance(result, Noted) else result
+    if isinstance(about, RowProblem):
+        return [about]
+    found = read_row(content, number, source.format, source.columns or None, with_answer)
+    if isinstance(found, list):
+        return found
+    conversations = found.result.conversations if isinstance(found.result, Noted) else found.result
     if isinstance(conversations, Conversation):
         conversations = (conversations,)
     if len(conversations) != 1:
@@ -163,11 +158,11 @@ def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[
         return [RowProblem(number, "not one question", what, "write one question a row")]
     try:
         where = f"{file}:{number}" if numbering(file) == "line" else file
-        found = _asked(conversations[0], file, where, source.image_root)
+        prompt = _asked(conversations[0], file, where, source.image_root)
     except ImageError as error:
         return [RowProblem(number, error.reason, error.what, error.hint)]
-    if found is not None:
-        return found
+    if prompt is not None:
+        return prompt
     what, hint = "nothing is asked: the row is an answer alone", "write what is asked before it, or remove the row"
     return [RowProblem(number, "no question", what, hint)]
 

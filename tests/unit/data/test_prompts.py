@@ -203,6 +203,28 @@ def test_segments_are_asked_as_they_stand(tmp_path: Path) -> None:
     assert [prompt.reference for prompt in found] == ["AB</s>", "A", None, "C"]
 
 
+def test_a_row_is_looked_at_as_closely_as_for_training(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    call = '{"id": "c", "function": {"name": "f", "arguments": {"x": 123456789012345678901234}}}'
+    said = '{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [' + call + "]}"
+    path.write_text(
+        '{"question": "a", "score": NaN}\n'
+        '{"messages": [' + said + ', {"role": "tool", "content": "1", "tool_call_id": "c"}]}\n'
+        '{"tools": [{"name": "f", "parameters": {"least": 123456789012345678901234}}], "question": "a"}\n'
+    )
+    first, second, third = read_prompts(str(path), seed=1)
+    assert first.text == "a" and first.reference is None
+    assert second.messages[1].tool_calls[0]["function"]["arguments"] == {"x": 123456789012345678901234}
+    assert third.tools[0]["function"]["parameters"] == {"least": 123456789012345678901234} and third.reference is None
+    for line, what in (
+        ('{"question": "a", "question": "b"}', "key `question` is there twice"),
+        ('{"question": NaN}', "JSON has no NaN"),
+    ):
+        path.write_text(line + "\n")
+        with pytest.raises(DataError, match=what):
+            read_prompts(str(path), seed=1)
+
+
 def test_an_answer_without_a_question_is_none(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "assistant", "content": "A"}]},

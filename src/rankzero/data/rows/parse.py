@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -51,31 +51,61 @@ def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -
             parsed.blank += 1
             continue
         parsed.rows += 1
-        row = read_json(line, number)
-        no_number = None
-        if isinstance(row, RowProblem):
-            no_number, row = row, _without_nan(line)
-            if row is None:
-                parsed.problems.append(no_number)
-                continue
-        original = row
-        if columns and isinstance(row, dict):
-            row = rename(row, columns)
-        name, result = convert(row, number, wanted)
-        if no_number is not None and (isinstance(result, list) or _reads_nan(line, FORMATS[name].reads, columns)):
-            parsed.problems.append(no_number)
+        found = read_row(line, number, wanted, columns)
+        if isinstance(found, list):
+            parsed.problems += found
             continue
-        if not isinstance(result, list):
-            result = _second_look(line, original, number, name, columns, result)
-        if isinstance(result, list):
-            parsed.problems += result
-            continue
-        _count(parsed, original, row, name, result)
-        parsed.rules.update([UNREAD_NAN] if no_number is not None else ())
+        _count(parsed, found.original, found.row, found.name, found.result)
+        parsed.rules.update([UNREAD_NAN] if found.has_nan else ())
         parsed.rules.update([chunk.rules[index]] if index in chunk.rules else ())
-        if wanted == "auto" and name not in parsed.reasons:
-            parsed.reasons[name] = reason(row, name)
+        if wanted == "auto" and found.name not in parsed.reasons:
+            parsed.reasons[found.name] = reason(found.row, found.name)
     return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRow:
+    """A row that could be read: as the file has it, under our names for its keys, and what it says."""
+
+    original: Row
+    row: Row
+    name: str
+    """Of its format."""
+    result: Conversation | tuple[Conversation, ...] | Noted
+    has_nan: bool
+    """Where nothing is read."""
+
+
+def read_row(
+    line: bytes,
+    number: int,
+    wanted: str,
+    columns: Mapping[str, str] | None = None,
+    otherwise: Callable[[Row], Row | None] | None = None,
+) -> ReadRow | list[RowProblem]:
+    """One line, or all that is wrong with it. `otherwise`: another row in the place of one that is in no format, by our
+    names; None where there is none."""
+    row = read_json(line, number)
+    no_number = None
+    if isinstance(row, RowProblem):
+        no_number, row = row, _without_nan(line)
+        if row is None:
+            return [no_number]
+    original = row
+    if columns and isinstance(row, dict):
+        row = rename(row, columns)
+    name, result = convert(row, number, wanted)
+    other = None
+    if otherwise is not None and isinstance(result, list) and isinstance(row, dict):
+        other = otherwise(row)
+        if other is not None:
+            name, result = convert(other, number, wanted)
+    if no_number is not None and (isinstance(result, list) or _reads_nan(line, FORMATS[name].reads, columns)):
+        return [no_number]
+    if not isinstance(result, list):
+        again = None if other is None else otherwise
+        result = _second_look(line, original, number, name, columns, result, again)
+    return result if isinstance(result, list) else ReadRow(original, row, name, result, no_number is not None)
 
 
 def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -> None:
@@ -201,7 +231,13 @@ def _json_hint(line: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def _second_look(
-    line: bytes, row: Row, number: int, name: str, columns: Mapping[str, str] | None, result: Result
+    line: bytes,
+    row: Row,
+    number: int,
+    name: str,
+    columns: Mapping[str, str] | None,
+    result: Result,
+    otherwise: Callable[[Row], Row | None] | None,
 ) -> Result:
     """What comes of the row where a key that is there twice, of which parsers keep the last in silence, is a problem,
     and whole numbers beyond 64 bits, which they round, are exact.
@@ -219,7 +255,8 @@ def _second_look(
         return [RowProblem(number, error.reason, str(error), error.hint)]
     if not _LONG_NUMBER.search(line):
         return result
-    return FORMATS[name].to_conversation(rename(exact, columns) if columns else exact, number)
+    exact = rename(exact, columns) if columns else exact
+    return FORMATS[name].to_conversation(exact if otherwise is None else otherwise(exact) or exact, number)
 
 
 def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[str, str] | None) -> bool:
