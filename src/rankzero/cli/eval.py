@@ -75,6 +75,7 @@ def evaluate(
     elif not data:
         refuse_typed(context, _OF_ROWS, "this is for own rows", "give a file of them: --data FILE; or leave it out")
     if answers is not None:
+        _require_other_files(answers, data or ())
         _require_place(answers)
     listener = Listener(_progress)
     if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end
@@ -100,6 +101,15 @@ def _progress(done: int, total: int) -> None:
     """On a terminal alone, in one line."""
     if sys.stderr.isatty():
         typer.echo(f"\r{done} of {total} answers" + ("\n" if done == total else ""), nl=False, err=True)
+
+
+def _require_other_files(answers: Path, data: Sequence[str]) -> None:
+    """Raise UsageError where the answers would be written over what is asked."""
+    from rankzero.spec.data_paths import parse_data_path
+
+    for path in data:
+        if Path(parse_data_path(path, os.path.exists).path).resolve() == answers.resolve():
+            raise UsageError("it is read and would be written", where=f"--answers {answers}", hint="another name")
 
 
 def _require_place(path: Path) -> None:

@@ -386,6 +386,13 @@ class TestNothingIsLost:
             done = cli(f"eval {run} --data {rows} --answers {place}")
             assert done.code == 74 and "--answers" in done.err
 
+    def test_answers_are_not_written_over_what_is_asked(self, run: Path, rows: Path, cli: Cli) -> None:
+        before = rows.read_bytes()
+        (rows.parent / "link.jsonl").symlink_to(rows)
+        for asked, place in ((rows, rows), (f"{rows}#2", rows), (rows, rows.parent / "link.jsonl")):
+            done = cli(f"eval {run} --data {asked} --answers {place}")
+            assert done.code == 2 and "it is read and would be written" in done.err and rows.read_bytes() == before
+
     def test_a_pipe_is_given_all_answers_once(self, run: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
         with read_pipe(tmp_path / "pipe") as found:
             done = cli(f"eval {run} --data {rows} --no-base --max-new-tokens 5 --answers {tmp_path}/pipe")
