@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankzero.engine.held_out import Row
 
 
-_OF_ROWS = ("row_format", "columns", "judge", "judge_model", "max_new_tokens", "answers")
+_OF_ROWS = ("row_format", "columns", "header", "judge", "judge_model", "max_new_tokens", "answers")
 _OF_TASKS = ("task_dir", "limit", "batch_size")
 
 

@@ -199,11 +199,13 @@ def _parted(row: Conversation) -> tuple[tuple[Message, ...], Message | None]:
         return (messages[:-1], messages[-1]) if messages[-1].role in ANSWERING else (messages, None)
     if not row.completion_only:
         return messages, None
-    # What raw text is trained on, and has behind it, such as an end that is not to be learnt, is no question.
-    end = max(place for place, message in enumerate(messages) if message.role in ANSWERING) + 1
+    # What raw text has behind its answer, such as an end that is not to be learnt, is no question.
+    end = 1 + max(i for i, message in enumerate(messages) if message.role in ANSWERING and message.content.strip())
     start = end
     while start and messages[start - 1].role in ANSWERING:
         start -= 1
+    if not start and row.verbatim:  # all of it is trained, as a plain text is
+        return messages, None
     return messages[:start], Message("completion", "".join(message.content for message in messages[start:end]))
 
 

@@ -183,6 +183,8 @@ def question_and_answer(row: Conversation) -> tuple[list[Message], str | None]:
     answer = [rest.pop()] if rest[-1].role in ("assistant", "completion") else []
     while row.verbatim and rest and rest[-1].role == "completion":
         answer.insert(0, rest.pop())
+    if row.verbatim and not rest:
+        return list(row.messages), None
     said = "".join(one.answer for one in answer).strip()
     return rest, None if not said or any(one.tool_calls for one in answer) else said
 
@@ -197,10 +199,12 @@ def test_segments_are_asked_as_they_stand(tmp_path: Path) -> None:
         segments(asked, (True, "A"), (False, "</s>")),  # an end that is not to be learnt
         segments(asked),
         {"segments": json.dumps(segments(asked, (True, "C"))["segments"])},
+        segments((True, "all of"), (True, " it")),
     ]
     found = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", rows)), seed=1)
-    assert {(prompt._text, prompt.templated) for prompt in found} == {("<s>[INST] a [/INST]", False)}
-    assert [prompt.reference for prompt in found] == ["AB</s>", "A", None, "C"]
+    assert [prompt._text for prompt in found] == ["<s>[INST] a [/INST]"] * 4 + ["all of it"]
+    assert [prompt.templated for prompt in found] == [False] * 5
+    assert [prompt.reference for prompt in found] == ["AB</s>", "A", None, "C", None]
 
 
 def test_a_row_is_looked_at_as_closely_as_for_training(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_a_row_is_looked_at_as_closely_as_for_training(tmp_path: Path) -> None:
 def test_an_answer_without_a_question_is_none(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "assistant", "content": "A"}]},
-        {"segments": [{"label": True, "text": "A"}]},
+        {"conversations": [{"from": "gpt", "value": "A"}]},
         {"chosen": "Human: a\nAssistant: A", "rejected": "Human: a\nAssistant: B"},
     ]
     with pytest.raises(DataError, match=r"nothing is asked.*also at 2, 3"):
