@@ -215,6 +215,17 @@ def test_what_is_wrong_for_good_is_not_tried_again(site: Site) -> None:
     assert "nothing-here.jsonl" in status.verdict
 
 
+def test_a_node_that_cannot_begin_ends_the_run(site: Site) -> None:
+    """The other one would wait for it for half an hour, and as often again as it may be started."""
+    line = '[ "$SLURMD_NODENAME" != n1 ]'
+    run = site.submit("half", **{"slurm.setup": [line]})
+    site.wait("half", "no end", lambda: run.status().phase == "Failed")
+    status = run.status()
+    assert status.exit_code == 1 and f"slurm.setup: this line failed: {line}" in status.verdict
+    assert [node.state for node in status.nodes] == ["Exit 75", "Exit 1"]
+    site.wait("half", "its job goes on", lambda: site.job("half").is_over)
+
+
 def test_what_no_node_has_is_said(site: Site) -> None:
     with pytest.raises(ConfigError, match="slurm.partition"):
         site.submit("impossible", **{"slurm.partition": "nope"})

@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
 
 _LATE = ("nccl-timeout", "nccl-error", "connection-lost", "rendezvous-timeout", "crash", "crash-loop", "peer-lost")
 """What happens to the peers of a pod that something else happened to."""
-_LAST = ("pod-pending", "no-pods", "node-silent", "stalled", "stopped")
+_LAST = ("pod-pending", "no-pods", "node-silent", "stalled", "stopped", "slurm-completing")
 """What follows from nearly anything, or says little; reached limits too."""
 SYMPTOMS = frozenset(
     {

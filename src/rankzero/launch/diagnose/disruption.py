@@ -244,6 +244,8 @@ def _stuck(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | Non
     waited = seconds_between(pod.deleting_since, joined.now)
     if waited is None or waited < STUCK_SECONDS:  # the time of deletion includes the grace period
         return None
+    if joined.kind == "slurm":
+        return None  # slurm.py has it
     lines = [event.message for event in reversed(joined.events_of(pod)) if event.reason in _KEPT]
     well = host is not None and host.ready
     if pod.finalizers:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankzero.launch.diagnose.finding import Finding, Severity
+from rankzero.launch.diagnose.finding import Finding, Severity, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.kinds.slurm import CONDITION, SUBMITTING, UNKNOWN
+from rankzero.launch.untyped_json import seconds_between
 
 _RESUMES = "submit again to continue from the newest checkpoint"
 ENDED_BY_SLURM = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "BOOT_FAIL", "DEADLINE", "REVOKED")
@@ -199,6 +200,8 @@ _ENDINGS: dict[str, tuple[str, str, str]] = {
         f"{_RESUMES}; its logs are kept: `rankzero logs`",
     ),
 }
+_LATE_SECONDS = 120
+"""How long after its last node a job may take to end, or to be queued again."""
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -235,11 +238,22 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         return _of_waiting(reason)
     if state == "FAILED" and reason.startswith("BadConstraints"):
         return _of_waiting(reason)
+    if (late := _late(joined)) is not None:
+        cause = f"all nodes of job {{job}} have ended {span(late)} ago, and Slurm has not ended the job"
+        fix = "`scontrol show job {job}`; where it stays so, tell the administrators: an epilog or a process may hang"
+        return "slurm-completing", "waiting", cause, fix
     noted = all(pod.ended is not None and pod.ended.words is not None for pod in joined.newest)
     if state in _ENDINGS and not noted and joined.finished != "stopped":
         code, cause, fix = _ENDINGS[state]
         return code, "failed", cause, fix
     return None
+
+
+def _late(joined: JoinedEvidence) -> float | None:
+    """For how many seconds nothing but the job itself has been there, where that is long."""
+    since = [seconds_between(pod.deleting_since, joined.now) for pod in joined.newest]
+    waited = min((one for one in since if one is not None), default=None)
+    return waited if None not in since and waited is not None and waited > _LATE_SECONDS else None
 
 
 def _of_waiting(reason: str) -> tuple[str, Severity, str, str]:

@@ -41,6 +41,10 @@ RETRY_EXIT_OFFSET = 128
 FIRST_PORT, MOST_JOBS = 15000, 5000
 """Jobs that share a host talk over ports of their own, below those that outgoing connections are given."""
 IDLE_ALLOCATIONS = 3
+LOOK_SECONDS = 5
+"""How soon the batch script hears of a node that has failed."""
+_START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
+"""Which start of which job it is, to the shell."""
 _RETRIED = sorted(set(ExitCode) - NEVER_RETRIED - {ExitCode.DONE, ExitCode.STOPPED})
 
 
@@ -110,7 +114,15 @@ def _launch(plan: Plan, state: str) -> Iterator[str]:
         "--open-mode=append",
         '--output="$state/logs/node-%n.log"',
     )
-    yield from launch(plan, state, "config/node.sh", options)
+    yield from launch(plan, state, "config/node.sh", options, list(_beside(plan)))
+
+
+def _beside(plan: Plan) -> Iterator[str]:
+    """A node that fails before it has met the others, or for good while they wait for it, can tell them nothing: they
+    are asked to save and leave."""
+    if plan.cluster.num_nodes > 1:
+        yield f'until grep -qsx "{_START}" "$state/nodes/over"; do sleep {LOOK_SECONDS}; done'
+        yield 'scancel --signal=TERM "$SLURM_JOB_ID"'
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
@@ -164,7 +176,7 @@ def _node_script(plan: Plan, state: str) -> str:
     """
     inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
     again = "|".join(str(code + RETRY_EXIT_OFFSET) for code in _RETRIED)
-    stopped = int(ExitCode.STOPPED)
+    done, stopped = int(ExitCode.DONE), int(ExitCode.STOPPED)
     return f"""\
 # The node command of one node. Ranks and addresses are those that Slurm gives.
 nodes={_quoted(f"{own}/nodes")}
@@ -176,12 +188,18 @@ export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.word
 asked= killed=0
 trap 'asked=1' TERM INT
 note() {{
-  echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
+  echo "$1 {_START} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
+}}
+leave() {{  # for good; where that is a failure, no other node is to wait for this one
+  note end "$1"
+  case $1 in {done}|{stopped}) ;; *) echo "{_START}" > "$nodes/over" ;; esac
+  exit "$1"
 }}
 {setup(plan, '"$nodes/$SLURM_NODEID.words"')}\
 while :; do
   : > "$nodes/$SLURM_NODEID.words"
   note begin "$SLURMD_NODENAME"
+  if [ -n "$asked" ] || grep -qsx "{_START}" "$nodes/over"; then code={stopped}; break; fi
   {command(plan, "rankzero.launch.node")}
   code=$?
   case $code in
@@ -195,8 +213,7 @@ while :; do
   if [ -n "$asked" ]; then code={stopped}; break; fi
   note end $code
 done
-note end $code
-exit $code
+leave $code
 """
 
 

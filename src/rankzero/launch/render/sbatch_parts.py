@@ -107,8 +107,9 @@ def seen_inside(plan: Plan, state: str) -> str:
     return posixpath.dirname(plan.config_dir) if plan.cluster.slurm.runtime == "pyxis" else state
 
 
-def launch(plan: Plan, state: str, script: str, options: Sequence[str]) -> Iterator[str]:
-    """Start the script by srun and wait for it, whatever signals come; `status` is then srun's exit code."""
+def launch(plan: Plan, state: str, script: str, options: Sequence[str], beside: Sequence[str] = ()) -> Iterator[str]:
+    """Start the script by srun and wait for it, whatever signals come; `status` is then srun's exit code. What runs
+    `beside` it ends with it."""
     slurm, more = plan.cluster.slurm, list(options)
     shell = "sh" if slurm.runtime == "pyxis" else "bash"  # hosts have bash, whose functions, `module`, sh may not know
     if slurm.runtime == "pyxis":
@@ -117,16 +118,21 @@ def launch(plan: Plan, state: str, script: str, options: Sequence[str]) -> Itera
         more.append("--no-container-mount-home")
     yield "trap : TERM  # who ends the job tells this shell too, which waits for what the nodes note"
     yield " ".join(("srun", *more, shell, shlex.quote(f"{seen_inside(plan, state)}/{script}"), "&"))
+    yield "srun=$!"
+    if beside:
+        yield from ("{", *(f"  {line}" for line in beside), "} &", "beside=$!")
     yield "while :; do"
-    yield '  wait "$!"; status=$?'
-    yield '  kill -0 "$!" 2> /dev/null || break'
+    yield '  wait "$srun"; status=$?'
+    yield '  kill -0 "$srun" 2> /dev/null || break'
     yield "done"
+    if beside:
+        yield 'kill "$beside" 2> /dev/null'
 
 
 def setup(plan: Plan, words: str) -> str:
-    """The site's lines, each with a check: where one fails, a part of the run notes that as its end, with the line's
-    own exit code, unless that would say that the run is stopped and saved. `words` is the file that has its last words,
-    as the shell writes it."""
+    """The site's lines, each with a check: where one fails, a part of the run leaves with the line's own exit code,
+    unless that would say that the run is stopped and saved. `words` is the file that has its last words, as the shell
+    writes it. The script has functions `note` and `leave`."""
     lines = []
     for line in plan.cluster.slurm.setup:
         said = {"rankzero": 1, "outcome": "failed", "where": "slurm.setup", "what": f"this line failed: {line}"}
@@ -142,8 +148,7 @@ set_up() {{
   note begin "$SLURMD_NODENAME"
   code=$1
   if [ -n "$asked" ]; then code={stopped}; elif [ $code = {stopped} ]; then code={int(ExitCode.INTERNAL)}; fi
-  note end $code
-  exit $code
+  leave $code
 }}
 """
     return check + "".join(f"{line}\n" for line in lines)

@@ -112,6 +112,10 @@ trap 'asked=1' TERM INT
 note() {{
   echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/prepare"
 }}
+leave() {{
+  note end "$1"
+  exit "$1"
+}}
 {setup(plan, '"$nodes/prepare.words"')}\
 while :; do
   : > "$nodes/prepare.words"
@@ -124,6 +128,5 @@ while :; do
   if [ $starts -gt {PREPARE_RESTARTS} ]; then break; fi
   note end $code
 done
-note end $code
-exit $code
+leave $code
 """

@@ -40,9 +40,15 @@ def pods_of(about: Mapping[str, Any], job: Job | None, number: str, nodes: Seque
     """A pod for each node. `job` is None where Slurm does not know the job of this number any more."""
     own = about.get("labels", {})
     name = str(about.get("name", ""))
+    left = all(_has_left(_notes(job, seen)) for seen in nodes)
     return [
         _pod(
-            about, job, number, (f"{name}-{node}", {**own, labels.ROLE: labels.NODE_ROLE, NODE_LABEL: str(node)}), seen
+            about,
+            job,
+            number,
+            (f"{name}-{node}", {**own, labels.ROLE: labels.NODE_ROLE, NODE_LABEL: str(node)}),
+            seen,
+            all_left=left,
         )
         for node, seen in enumerate(nodes)
     ]
@@ -51,7 +57,8 @@ def pods_of(about: Mapping[str, Any], job: Job | None, number: str, nodes: Seque
 def preparation_pod(about: Mapping[str, Any], job: Job | None, number: str, seen: NodeSeen) -> Manifest:
     """The pod of what goes before the nodes. `job` as in `pods_of`."""
     own = {**about.get("labels", {}), labels.ROLE: labels.PREPARE_ROLE}
-    pod = _pod(about, job, number, (labels.prepare_name(str(about.get("name", ""))), own), seen)
+    called = (labels.prepare_name(str(about.get("name", ""))), own)
+    pod = _pod(about, job, number, called, seen, all_left=_has_left(_notes(job, seen)))
     if is_done(seen):  # its job may take a moment to end
         pod["metadata"].pop("deletionTimestamp", None)
         pod["status"]["phase"] = "Succeeded"
@@ -69,15 +76,34 @@ def config_map(about: Mapping[str, Any], job: Job | None) -> Manifest:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
+def _restart(job: Job | None, seen: NodeSeen) -> int:
+    """Which start of the job counts."""
+    return seen.restart if job is None or job.restarts is None else job.restarts
+
+
+def _notes(job: Job | None, seen: NodeSeen) -> NodeNotes:
+    """Those that count: none of a start that is over."""
+    return seen.notes if seen.restart == _restart(job, seen) else NodeNotes()
+
+
+def _has_left(notes: NodeNotes) -> bool:
+    return bool(notes.endings) and not notes.runs
+
+
 def _pod(
-    about: Mapping[str, Any], job: Job | None, number: str, called: tuple[str, Mapping[str, str]], seen: NodeSeen
+    about: Mapping[str, Any],
+    job: Job | None,
+    number: str,
+    called: tuple[str, Mapping[str, str]],
+    seen: NodeSeen,
+    *,
+    all_left: bool,
 ) -> Manifest:
-    """`called` is its name and its labels."""
+    """`called` is its name and its labels; `all_left`: nothing of the run is on any node any more."""
     name, own = called
-    restart = seen.restart if job is None or job.restarts is None else job.restarts
-    notes = seen.notes if seen.restart == restart else NodeNotes()  # of a start that is over
+    restart, notes = _restart(job, seen), _notes(job, seen)
     metadata: Manifest = {**_created(job), **about, "name": name, "labels": dict(own)}
-    status = _status(job, notes, seen)
+    status = _status(job, notes, seen, all_left=all_left)
     again = restart + max(0, len(notes.endings) - (not notes.runs))
     status["containerStatuses"] = [{"name": "node", "restartCount": again, **status.pop("container")}]
     state, reason = (UNKNOWN, "") if job is None else (job.state, job.reason)
@@ -87,12 +113,12 @@ def _pod(
     host = notes.host or ("" if job is None or job.is_waiting else job.nodes)
     if host:
         spec["nodeName"] = host
-    if job is not None and not job.is_waiting and not job.is_over and notes.endings and not notes.runs:
+    if job is not None and not job.is_waiting and not job.is_over and all_left:
         metadata["deletionTimestamp"] = _text(notes.endings[-1].at)  # the job is about to end, or to be queued again
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
-def _status(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
+def _status(job: Job | None, notes: NodeNotes, seen: NodeSeen, *, all_left: bool) -> Manifest:
     """Phase, and under `container` the state of the container."""
     before = {"lastState": _terminated(notes.endings[-1], "")} if notes.runs and notes.endings else {}
     if job is None or job.is_over:
@@ -101,9 +127,18 @@ def _status(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
         running = {"running": {"startedAt": _text(notes.began)}}
         return {"phase": "Running", "container": {"state": running, **before}}
     if notes.endings and not job.is_waiting:
-        return {"phase": "Running", "container": {"state": {"waiting": {"reason": "Completing"}}}}
+        return _left(notes.endings[-1], seen, all_left=all_left)
     waits = job.reason.partition(",")[0].partition(" ")[0] or job.state.capitalize()
     return {"phase": "Pending", "container": {"state": {"waiting": {"reason": waits}}}}
+
+
+def _left(end: Ending, seen: NodeSeen, *, all_left: bool) -> Manifest:
+    """Of a node that has ended in a job that has not: because others are still there, or it is to be queued again."""
+    if end.code == ExitCode.STOPPED or (all_left and end.code == 0):
+        return {"phase": "Running", "container": {"state": {"waiting": {"reason": "Completing"}}}}
+    ended = _terminated(end, seen.words or (seen.tail if end.code else ""))
+    phase = "Running" if all_left else "Failed" if end.code else "Succeeded"
+    return {"phase": phase, "container": {"state": ended}}
 
 
 def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:

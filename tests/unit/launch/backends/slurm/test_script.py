@@ -174,6 +174,7 @@ class Stage:
             '  SLURM_NODEID=$i SLURMD_NODENAME=host$i SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 "${@: -2:1}" "$last"\ndone\n',
         )
         self.program("squeue", 'echo "$JOB_STATE"\n')
+        self.program("sleep", "exec /bin/sleep 0.02\n")
         self.program("scontrol", 'echo "$@" >> "$ASKED"\n')
         directory = f"{{mount: {self.outputs}, host_path: {self.outputs}}}"
         place = [f"storage={{outputs: {directory}}}", f"slurm.python={python}", f"num_nodes={nodes}"]
@@ -191,7 +192,7 @@ class Stage:
 
     def run(
         self,
-        *codes: list[int],
+        *codes: Sequence[int | str],
         job: str = "7",
         state: str = "RUNNING",
         restart: str = "",
@@ -247,6 +248,61 @@ def test_a_node_is_started_again_as_pods_are(tmp_path: Path, codes: list[int], e
     stage = Stage(tmp_path, max_restarts=2)
     assert stage.run(codes) == exit_code
     assert stage.left[0] == left and stage.asked == ""
+
+
+def side_by_side(stage: Stage) -> None:
+    """Nodes live beside each other, node 1 from when the commands of the others run, and scancel's signal reaches those
+    that live. A command whose code is `wait` waits for that, saves and leaves."""
+    stage.program(
+        "srun",
+        "for last; do :; done\nbefore=$(seq 0 $((STAGE_NODES - 1)) | sed 2d)\nfor i in $before 1; do\n"
+        '  [ $i != 1 ] || for _ in {1..3000}; do [ "$(cat "$CODES/started" | wc -l)" = $((STAGE_NODES - 1)) ] && break;'
+        " sleep 1; done\n"
+        '  SLURM_NODEID=$i SLURMD_NODENAME=host$i SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 "${@: -2:1}" "$last" &\n'
+        '  echo $! >> "$CODES/nodes"\ndone\nwait\n',
+    )
+    stage.program("scancel", 'echo "$@" >> "$ASKED"\ntouch "$CODES/told"\nkill -TERM $(cat "$CODES/nodes")\n')
+    python = (stage.programs / "node-python").read_text()
+    waits = (  # not for ever, whatever becomes of the test
+        "if [ $code = wait ]; then code=99\n"
+        '  for _ in {1..3000}; do if [ -e "$CODES/told" ]; then code=203; break; fi; sleep 1; done\nfi\n'
+    )
+    stage.program("node-python", python.removeprefix("#!/bin/bash\n").replace("case $code", f"{waits}case $code"))
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code"),
+    [
+        ([78], 78),  # it never came to where node 0 would have heard of it
+        ([77], 77),
+        ([-9, -9], 137),  # killed once too often
+        ([197, 69], 69),  # its restarts are used up
+    ],
+)
+def test_a_node_that_has_failed_for_good_ends_the_others(tmp_path: Path, codes: list[int], exit_code: int) -> None:
+    """They would wait for it for as long as they may, and hold their GPUs."""
+    stage = Stage(tmp_path, nodes=3, max_restarts=1)
+    side_by_side(stage)
+    assert stage.run(["wait"], codes, ["wait"]) == exit_code
+    assert stage.asked == "--signal=TERM 7", "once, and it is not queued again"
+    ends = [read_notes((stage.state / f"nodes/{node}").read_text(), "7")[1].endings[-1].code for node in range(3)]
+    assert ends == [75, exit_code, 75]
+
+
+def test_a_node_that_comes_after_that_does_not_begin(tmp_path: Path) -> None:
+    """An image may take minutes on one host, and a signal does not reach what is not there yet."""
+    stage = Stage(tmp_path, nodes=2)
+    stage.program("scancel", "exit 1\n")
+    (stage.state / "nodes").mkdir(parents=True)
+    (stage.state / "nodes/over").write_text("7 1\n")
+    assert stage.run([0], [0], restart="1") == 75 and stage.left == {0: ["0"], 1: ["0"]}
+    assert stage.run([0], [0], restart="2") == 0, "the word was about another start"
+
+
+def test_a_line_of_setup_that_fails_on_one_node_ends_the_others(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, nodes=2, settings=["slurm.setup=['[ $SLURM_NODEID = 0 ]']"])
+    side_by_side(stage)
+    assert stage.run(["wait"], [0]) == 1 and stage.asked == "--signal=TERM 7"
 
 
 def test_a_run_that_has_saved_is_queued_again(tmp_path: Path) -> None:

@@ -464,6 +464,48 @@ def test_each_end_that_slurm_makes_has_one_too(site: Site, state: str, begun: bo
     assert (seen.phase, [finding.code for finding in seen.findings]) == (phase, [code])
 
 
+def test_a_node_that_has_failed_is_the_verdict_while_the_others_are_still_there(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    site.note(0, "begin")
+    said = {"outcome": "failed", "where": "slurm.setup", "what": "this line failed: module load nope"}
+    site.note(1, "begin", "end 1", words=said)
+    site.log(0, "2026-11-22T11:31:00.000000Z [NODE] waiting for node 1 of 2: 300 s; gives up after 30 min\n")
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == ("Starting", None)
+    assert "slurm.setup: this line failed: module load nope" in seen.verdict
+    assert [node.state for node in seen.nodes] == ["Running", "Exit 1"]
+    site.note(0, "end 75", words={"outcome": "stopped", "exit_code": 75})
+    assert (site.status().phase, site.status().verdict) == ("Stopping", seen.verdict)
+    site.becomes("COMPLETING")
+    assert (site.status().phase, site.status().verdict) == ("Stopping", seen.verdict)
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert (site.status().phase, site.status().exit_code, site.status().verdict) == ("Failed", 1, seen.verdict)
+
+
+def test_a_node_that_is_done_before_the_others_is_nothing_to_say(site: Site) -> None:
+    """Node 0 may copy results for long."""
+    site.submit()
+    site.becomes("RUNNING")
+    site.note(0, "begin")
+    site.note(1, "begin", "end 0", words={"outcome": "done", "exit_code": 0})
+    assert (site.status().phase, site.status().findings) == ("Running", ())
+    assert [node.state for node in site.status().nodes] == ["Running", "Completed"]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_job_that_does_not_come_to_its_end_is_slurms_affair(site: Site, code: int, state: str) -> None:
+    """Its notes are of long ago here."""
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", f"end {code}")
+    site.becomes(state)
+    (finding,) = site.status().findings
+    assert (site.status().phase, finding.code, finding.severity) == ("Stopping", "slurm-completing", "waiting")
+    assert "job 17" in finding.cause and "scontrol show job 17" in finding.fix
+
+
 def test_a_job_that_cannot_be_placed_may_be_ended_at_once(site: Site) -> None:
     site.submit()
     site.becomes("FAILED", "BadConstraints")
