@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import UsageError
+from rankzero.errors import ConfigError, UsageError
 from rankzero.launch.warm import files
 from rankzero.launch.warm.files import OwnFiles, own_files
 from tests.support.unreadable import refuse
@@ -99,6 +99,42 @@ def test_a_folder_that_may_not_be_read_is_said(project: Path, monkeypatch: pytes
     assert set(found.files) == {"src/train.py"}
     (problem,) = found.left_out
     assert "locked" in str(problem) and "Permission denied" in str(problem)
+
+
+@pytest.fixture
+def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a secret that it ignores, and a user who is not the one that git knows."""
+    for name, value in {"HOME": str(tmp_path), "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull}.items():
+        monkeypatch.setenv(name, value)
+    place = tmp_path / "project"
+    (place / "src").mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(place)], check=True)
+    (place / ".gitignore").write_text(".env\n", encoding="utf-8")
+    (place / "src/.env").write_text("TOKEN=1\n", encoding="utf-8")
+    (place / "src/a.py").write_text("1\n", encoding="utf-8")
+    return place
+
+
+def test_where_git_distrusts_the_owner_nothing_is_sent(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that mounts the directory. What the repository ignores above is not known below it."""
+    assert set(own_files(closed / "src").files) == {"a.py"}
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("LANGUAGE", "de")
+    with pytest.raises(ConfigError, match="dubious ownership") as caught:
+        own_files(closed / "src")
+    (problem,) = caught.value.problems
+    assert problem.where == str(closed / "src")
+    assert problem.hint == f"`git config --global --add safe.directory {closed}`"
+
+
+def test_where_git_cannot_read_the_repository_nothing_is_sent(closed: Path) -> None:
+    (closed / ".git/config").write_text("[cut", encoding="utf-8")
+    with pytest.raises(ConfigError, match="bad config"):
+        own_files(closed / "src")
+    shutil.rmtree(closed / ".git")
+    (closed / ".git").write_text("gitdir: /moved/away\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not a git repository: /moved/away"):
+        own_files(closed / "src")
 
 
 def test_nothing_to_send_is_an_error(tmp_path: Path) -> None:

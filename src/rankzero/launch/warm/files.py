@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,10 @@ from pathlib import Path
 
 from rankzero.errors import ConfigError, Problem, UsageError
 
+_NO_REPOSITORY = re.compile(rb"not a git repository \(or any")
+"""Here and above; of a `.git` that leads nowhere git says which."""
+_TRUSTED = re.compile(r"git config --global --add safe\.directory .+")
+"""What git names where the directory is somebody else's, as it is in containers that mount it."""
 _FOLDERS = "copy its files here, or put them on a volume of the pods"
 
 
@@ -60,6 +65,8 @@ def _by_git(directory: Path) -> tuple[list[str], list[Problem]]:
     inside = _git(directory, ["rev-parse", "--is-inside-work-tree"])
     if inside.returncode == 0:
         return _listed(directory, ["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+    if not _NO_REPOSITORY.search(inside.stderr):
+        raise _refused(directory, inside)
     with tempfile.TemporaryDirectory() as empty:  # git reads .gitignore files for a repository alone: one without files
         _git(directory, ["init", "--quiet", "--bare", empty])
         place = [f"--git-dir={empty}", "--work-tree=."]
@@ -68,11 +75,19 @@ def _by_git(directory: Path) -> tuple[list[str], list[Problem]]:
 
 def _listed(directory: Path, arguments: Sequence[str]) -> tuple[list[str], list[Problem]]:
     done = _git(directory, arguments)
-    said = done.stderr.decode(errors="replace").strip()
     if done.returncode:
-        raise ConfigError(f"git does not say which files are yours: {said}", where=str(directory))
+        raise _refused(directory, done)
+    said = done.stderr.decode(errors="replace").strip()
     names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
     return names, [Problem(f"git: {line}", str(directory)) for line in said.splitlines()]
+
+
+def _refused(directory: Path, done: subprocess.CompletedProcess[bytes]) -> ConfigError:
+    """There may be a repository, which knows what is ignored: without it, nobody does."""
+    said = done.stderr.decode(errors="replace").strip()
+    trusted = _TRUSTED.search(said)
+    words, hint = (said.splitlines()[0], f"`{trusted[0]}`") if trusted is not None else (said, "")
+    return ConfigError(f"git does not say which files are yours: {words}", where=str(directory), hint=hint)
 
 
 def _git(directory: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
@@ -80,8 +95,9 @@ def _git(directory: Path, arguments: Sequence[str]) -> subprocess.CompletedProce
 
 
 def _env(env: Mapping[str, str]) -> dict[str, str]:
-    """Without what would point git at another repository than the directory's."""
-    return {name: value for name, value in env.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
+    """Without what would point git at another repository than the directory's, and with answers in one language."""
+    kept = {name: value for name, value in env.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
+    return {**kept, "LC_ALL": "C"}
 
 
 def _all(directory: Path) -> tuple[list[str], list[Problem]]:
