@@ -88,9 +88,10 @@ def sync(cluster: ClusterOption = None, name: NameOption = NAME, source: FromOpt
     from rankzero.api import dev
     from rankzero.cli.cluster_option import say
 
+    directory = _directory(source)
     _, backend = _place(cluster)
     pods = dev.warm_pods(backend, _object_name(name))
-    for pod, done in dev.sync(backend, pods, Path(source), say).items():
+    for pod, done in dev.sync(backend, pods, directory, say).items():
         typer.echo(f"{pod}: {_changes(done)}")
 
 
@@ -112,6 +113,7 @@ def run(
     from rankzero.cli.cluster_option import say
 
     reading = _spec_given(arguments)
+    directory = None if no_sync else _directory(source)
     spec, backend = _place(cluster)
     pods = dev.warm_pods(backend, _object_name(name))
 
@@ -120,8 +122,8 @@ def run(
 
         typer.echo(f"[{pod.name}] {printable(text)}")
 
-    if not no_sync:
-        for pod, done in dev.sync(backend, pods, Path(source), say).items():
+    if directory is not None:
+        for pod, done in dev.sync(backend, pods, directory, say).items():
             if done.put or done.removed:
                 say(f"{pod}: {_changes(done)}")
     if reading is None:
@@ -261,6 +263,14 @@ def _place(cluster: str | None) -> tuple[ClusterSpec, Backend]:
 
     spec = dev.warm_cluster(cluster)
     return spec, open_backend(spec, say=say)
+
+
+def _directory(source: str) -> Path:
+    """Raises UsageError where it is none."""
+    from rankzero.launch.warm.files import must_be_directory
+
+    must_be_directory(Path(source), f"--from {source}")
+    return Path(source)
 
 
 def _object_name(name: str) -> str:

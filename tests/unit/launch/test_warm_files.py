@@ -104,7 +104,11 @@ def test_a_folder_that_may_not_be_read_is_said(project: Path, monkeypatch: pytes
 @pytest.fixture
 def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a secret that it ignores, and a user who is not the one that git knows."""
-    for name, value in {"HOME": str(tmp_path), "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull}.items():
+    for name, value in {
+        "HOME": str(tmp_path),
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+    }.items():
         monkeypatch.setenv(name, value)
     place = tmp_path / "project"
     (place / "src").mkdir(parents=True)
@@ -135,6 +139,13 @@ def test_where_git_cannot_read_the_repository_nothing_is_sent(closed: Path) -> N
     (closed / ".git").write_text("gitdir: /moved/away\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="not a git repository: /moved/away"):
         own_files(closed / "src")
+
+
+def test_what_is_no_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "nothing"):
+        with pytest.raises(UsageError, match="directory"):
+            own_files(tmp_path / name)
 
 
 def test_nothing_to_send_is_an_error(tmp_path: Path) -> None:

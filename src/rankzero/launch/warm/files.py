@@ -30,12 +30,20 @@ class OwnFiles:
     """What git names, or cannot look into, and what is no file that could be sent."""
 
 
+def must_be_directory(directory: Path, where: str = "") -> None:
+    """Raises UsageError where it is none; `where` says who names it."""
+    if not directory.is_dir():
+        what = "it is no directory" if directory.exists() else "there is no such directory"
+        raise UsageError(what, where=where or str(directory), hint="name the one whose files are sent")
+
+
 def own_files(directory: Path) -> OwnFiles:
     """What lies below a directory, without `.git` and what .gitignore names.
 
     A link stands for the file that it leads to. Raises ConfigError where nobody can say what is ignored, UsageError
-    where nothing is left.
+    where it is no directory or nothing is left.
     """
+    must_be_directory(directory)
     names, left_out = _by_git(directory) if shutil.which("git") else _all(directory)
     files = {}
     for name in sorted(names):

@@ -83,6 +83,18 @@ def test_a_run_that_trains_is_not_taken_for_warm_pods(cli: Cli, project: Path, d
     assert daemon.names() == {"rankzero-tiny-0", "rankzero-tiny-1"}
 
 
+@pytest.mark.parametrize("command", ["dev sync", "dev run --from {} -- true"])
+@pytest.mark.parametrize(("source", "what"), [("nope", "no such directory"), ("cluster.yaml", "no directory")])
+def test_a_directory_that_is_none_is_said_before_the_pods_are_asked(
+    cli: Cli, daemon: Daemon, command: str, source: str, what: str
+) -> None:
+    cli("dev up")
+    before = len(daemon.state["calls"])
+    done = cli(command.format(source) if "{}" in command else f"{command} --from {source}")
+    assert done.code == 2 and f"--from {source}: " in done.err and what in done.err, done.err
+    assert len(daemon.state["calls"]) == before
+
+
 def test_only_what_changed_is_sent(cli: Cli, project: Path, tmp_path: Path) -> None:
     cli("dev up")
     (project / "train.py").write_text("print(1)\n", encoding="utf-8")
