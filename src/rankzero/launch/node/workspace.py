@@ -2,7 +2,8 @@
 
 `python -m rankzero.launch.node.workspace ROOT PLACE list` prints what was copied to ROOT/PLACE and is there;
 `… ROOT PLACE apply LENGTH` reads so many bytes of a tar stream: an order, then the files that changed. ROOT/PLACE.json
-remembers what was copied: nothing else is ever removed, and what was changed here is kept in ROOT/PLACE.replaced.
+remembers what was copied: nothing else is ever removed, and what was changed here, or is in the way, is kept in
+ROOT/PLACE.replaced.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, Any]:
         # Before anything changes: a file that is put is remembered, whatever happens to the rest.
         _remember(root, place, {**copied, **wanted})
         removed = sum(_remove(work, name) for name in gone)
+        kept += _clear(root, place, came)
         for name in came:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (staged / FILES / name).replace(work / name)
@@ -138,13 +140,41 @@ def _is_own(path: Path, sent: Collection[str | None]) -> bool:
 
 def _keep(root: Path, place: str, names: Sequence[str]) -> list[str]:
     """Copy files of a place to a new directory. Returns where they are, below the root."""
-    aside = root / f"{place}.replaced"
-    number = sum(1 for _ in aside.iterdir()) + 1 if aside.is_dir() else 1
-    kept = [aside / str(number) / name for name in names]
-    for name, path in zip(names, kept, strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / place / name, path)
-    return [str(path.relative_to(root)) for path in kept]
+    aside = _aside(root, place)
+    for name in names:
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / place / name, aside / name)
+    return [str((aside / name).relative_to(root)) for name in names]
+
+
+def _clear(root: Path, place: str, names: Sequence[str]) -> list[str]:
+    """Move what was made there and is in the way of files, a directory of that name or a file above it, to a new
+    directory. Returns where it is, below the root."""
+    work, aside = root / place, _aside(root, place)
+    moved = []
+    for name in names:
+        for path in (*reversed((work / name).parents), work / name):
+            above = path != work / name
+            if path.is_relative_to(work) and (_is_no_directory(path) if above else _is_directory(path)):
+                kept = aside / path.relative_to(work)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(kept)
+                moved.append(str(kept.relative_to(root)))
+    return moved
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_no_directory(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _aside(root: Path, place: str) -> Path:
+    """The next of the directories that keep what was there; not made yet."""
+    every = root / f"{place}.replaced"
+    return every / str(sum(1 for _ in every.iterdir()) + 1 if every.is_dir() else 1)
 
 
 def _remove(work: Path, name: str) -> bool:

@@ -83,6 +83,38 @@ def test_what_was_changed_there_is_kept_when_it_is_replaced_or_removed(pod: Path
     assert apply(pod, "work", io.BytesIO(sent(tmp_path)))["replaced"] == ["work.replaced/2/b.py"]
 
 
+def test_what_was_made_there_goes_aside_for_a_file_that_was_a_directory(pod: Path, tmp_path: Path) -> None:
+    """Python leaves its __pycache__ in a directory that is a file now."""
+    (pod / "work/lib/__pycache__").mkdir()
+    (pod / "work/lib/__pycache__/a.pyc").write_text("compiled", encoding="utf-8")
+    (pod / "work/lib/a.py").write_text("changed there", encoding="utf-8")
+    source = tmp_path / "lib"
+    source.write_text("a file now", encoding="utf-8")
+    out = io.BytesIO()
+    pack({"lib": source}, {"lib": mark(source)}, out)
+    done = apply(pod, "work", io.BytesIO(out.getvalue()))
+    assert done == {"put": 1, "removed": 1, "replaced": ["work.replaced/1/lib/a.py", "work.replaced/2/lib"]}
+    assert (pod / "work/lib").read_text() == "a file now" and list(present(pod, "work")) == ["lib"]
+    assert (pod / "work.replaced/1/lib/a.py").read_text() == "changed there"
+    assert (pod / "work.replaced/2/lib/__pycache__/a.pyc").read_text() == "compiled"
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_and_a_file_that_was_made_there_for_a_directory(pod: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "file":
+        (pod / "work/conf").write_text("made there", encoding="utf-8")
+    else:
+        (pod / "work/conf").symlink_to("nowhere")
+    out = io.BytesIO()
+    (tmp_path / "c").write_text("1", encoding="utf-8")
+    names = {name: tmp_path / "c" for name in ("conf/deep/a", "conf/deep/b")}
+    pack(names, {name: mark(path) for name, path in names.items()}, out)
+    done = apply(pod, "work", io.BytesIO(out.getvalue()))
+    assert done == {"put": 2, "removed": 1, "replaced": ["work.replaced/1/conf"]}
+    assert (pod / "work/conf/deep/b").read_text() == "1"
+    assert (pod / "work.replaced/1/conf").is_symlink() == (kind == "link")
+
+
 def test_names_that_lead_out_are_not_taken(pod: Path, tmp_path: Path) -> None:
     out = io.BytesIO()
     pack({"../../evil": b"x"}, {"../../evil": "0"}, out)
