@@ -18,7 +18,7 @@ from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
-from rankzero.launch.backends.docker.command import Docker, refusal, stream
+from rankzero.launch.backends.docker.command import Docker, is_dockers_own, refusal, stream
 from rankzero.launch.backends.docker.create import MANAGED
 from rankzero.launch.backends.docker.evidence import (
     TERMINATION,
@@ -47,7 +47,7 @@ POLL_SECONDS = 1.0
 _USES = f"{labels.USED_BY}volume"
 """Label of a volume that is nothing but a note: the volume that it is about."""
 _DAEMON_FAILED = 125
-"""What docker itself leaves with where it could not run a command."""
+"""What docker itself leaves with where it could not run a command; a command may leave with it too."""
 _LOG_MESSAGE_LINES, _LOG_MESSAGE_CHARACTERS = 80, 2048
 """What a kubelet takes from the end of a log where a container left no message."""
 
@@ -186,7 +186,7 @@ class DockerBackend:
             raise ServiceError("its container does not run", where=f"pod {pod}", hint="`rankzero dev up` starts it")
         takes = ["--interactive"] if stdin is not None else []
         answer = stream(["exec", *takes, name, *command], hear, stdin)
-        if answer.code == _DAEMON_FAILED:
+        if answer.code == _DAEMON_FAILED and is_dockers_own(answer.err):
             raise refusal(("exec",), answer.err)
         return Ended(answer.code, answer.err)
 

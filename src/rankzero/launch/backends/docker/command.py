@@ -161,6 +161,12 @@ def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
     return ServiceError(what, hint="the daemon's own log says more: `journalctl -u docker`")
 
 
+def is_dockers_own(err: str) -> bool:
+    """Whether these are docker's last words, and not those of a command that it ran."""
+    last = next(iter(err.strip().splitlines()[-1:]), "").lower()
+    return last.startswith(("error response from daemon:", "error during connect:")) or _unreachable(last)
+
+
 def _unreachable(err: str) -> bool:
     lower = err.lower()
     return any(

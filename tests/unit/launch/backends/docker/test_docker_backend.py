@@ -11,7 +11,7 @@ import pytest
 
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch import kinds, labels
-from rankzero.launch.backend import LogLine, LogQuery
+from rankzero.launch.backend import Ended, LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.spec.run_options import RunOptions, SmokeSettings
@@ -201,6 +201,22 @@ def test_a_daemon_that_does_not_answer(daemon: Daemon, message: str, kind: type[
     for call in (backend.runs, lambda: backend.submit(objects(), print)):
         with pytest.raises(kind, match=hint):
             call()
+
+
+def test_a_code_that_docker_has_too_is_the_commands_unless_docker_says_otherwise(
+    submit: Submit, backend: DockerBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit()
+    command = ["python", "-c", "import sys; print('skip this one', file=sys.stderr); sys.exit(125)"]
+    assert backend.execute("tiny-0", command, lambda _data: None) == Ended(125, "skip this one\n")
+    daemon_s = "Error response from daemon: container abc is paused, unpause the container before exec"
+    script = tmp_path / "own" / "docker"
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\necho '{daemon_s}' >&2\nexit 125\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    with pytest.raises(ServiceError, match="docker exec: .* is paused"):
+        backend.execute("tiny-0", command, lambda _data: None)
 
 
 def test_no_docker_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
