@@ -161,11 +161,13 @@ def _refusals(*rows: tuple[str, str, str]) -> tuple[_Refusal, ...]:
     return tuple(_Refusal(re.compile(pattern, re.IGNORECASE), where, hint) for pattern, where, hint in rows)
 
 
+_ACCOUNTS = "`sacctmgr show assoc user=$USER format=account,partition` lists yours, and where they count"
 _OF_A_FIELD = _refusals(
+    ("invalid account|account/partition", "slurm.account", _ACCOUNTS),
     ("partition", "slurm.partition", "`sinfo --summarize` lists the partitions that there are"),
     ("reservation", "slurm.reservation", "`scontrol show reservation` lists them"),
     (r"qos|job violates", "slurm.qos", "`sacctmgr show assoc user=$USER` shows what you may use and how much of it"),
-    ("account", "slurm.account", "`sacctmgr show assoc user=$USER` lists your accounts"),
+    ("account", "slurm.account", _ACCOUNTS),
     ("feature", "slurm.constraint", "`sinfo --format='%N %f'` lists the features of nodes"),
     (r"gres|generic resource", "nproc_per_node", "`sinfo --format='%N %G'` shows GPUs and their types; gpu: false"),
     ("memory", "resources.memory", "`sinfo --format='%N %m'` shows what nodes have, in MiB"),
@@ -176,7 +178,8 @@ _OF_A_FIELD = _refusals(
 )
 _SILENT = re.compile(
     r"unable to contact slurm controller|connection refused|connection timed out|socket timed out|zero bytes were"
-    r"|process configuration file|configuration source|ClusterName needs|cannot stat file|protocol authentication",
+    r"|process configuration file|configuration source|ClusterName needs|cannot stat file|protocol authentication"
+    r"|temporarily unable to accept job",
     re.IGNORECASE,
 )
 _FORBIDDEN = re.compile(r"access/permission denied|not permitted to use|invalid user|operation not permitted", re.I)

@@ -67,7 +67,7 @@ def test_a_cluster_without_accounting_has_forgotten_it() -> None:
         (
             "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
             "ConfigError",
-            "slurm.partition",
+            "slurm.account",
         ),
         (
             "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds limit)",
@@ -83,6 +83,11 @@ def test_a_cluster_without_accounting_has_forgotten_it() -> None:
         ("sbatch: error: Batch job submission failed: Access/permission denied", "AccessError", "sbatch"),
         (
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "ServiceError",
+            "sbatch",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Slurm temporarily unable to accept job, sleeping and retrying",
             "ServiceError",
             "sbatch",
         ),
