@@ -215,6 +215,27 @@ def test_what_is_wrong_for_good_is_not_tried_again(site: Site) -> None:
     assert "nothing-here.jsonl" in status.verdict
 
 
+def test_variables_of_the_shell_do_not_make_it_another_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = {
+        **{"SBATCH_JOB_NAME": "mine", "SBATCH_ARRAY_INX": "0-1", "SBATCH_OUTPUT": "/dev/null", "SBATCH_WAIT": "1"},
+        **{"SBATCH_PARTITION": "high", "SBATCH_NO_REQUEUE": "1", "SLURM_LABELIO": "1", "SLURM_STDERRMODE": "none"},
+        **{"SQUEUE_PARTITION": "high", "SCANCEL_STATE": "PENDING"},
+    }
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    missing = {"data": {"train": f"{site.root}/nothing-here.jsonl"}}
+    run = site.submit("shell", missing, num_nodes=1, **{"slurm.partition": "low"})
+    site.wait("shell", "no end", lambda: run.status().phase == "Failed")
+    for name in shell:
+        monkeypatch.delenv(name)
+    said = site.slurm.say("scontrol", "show", "job", site.number("shell"))
+    for fact in ("JobName=rankzero-shell", "Partition=low", "Requeue=1", "slurm-shell.log"):
+        assert fact in said, said
+    lines = list(site.backend.logs("shell", LogQuery()))
+    assert any("nothing-here.jsonl" in line.text for line in lines)
+    assert not any(line.text.startswith("0: ") for line in lines), "srun's labels"
+
+
 def test_a_node_that_cannot_begin_ends_the_run(site: Site) -> None:
     """The other one would wait for it for half an hour, and as often again as it may be started."""
     line = '[ "$SLURMD_NODENAME" != n1 ]'

@@ -80,9 +80,9 @@ class SlurmBackend:
         has = [("nodes", "; ".join(self._slurm.call(*asked).split("\n")).strip("; "))]
         try:
             request = slurm_submit.read(objects)
-            slurm_submit.environment(request, self._env)
+            env = slurm_submit.environment(request, self._env)
             for script in filter(None, (request.preparation, request.script)):
-                self._slurm.call("sbatch", "--test-only", text=script)
+                self._slurm.call("sbatch", "--test-only", text=script, env=env)
         except ServiceError:
             raise
         except RankzeroError as error:

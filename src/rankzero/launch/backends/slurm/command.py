@@ -22,6 +22,7 @@ _COLUMNS = (
     *(("NodeList", 200), ("Reason", 400)),
 )
 _ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList"
+_HABIT = re.compile(r"(SQUEUE|SACCT|SINFO|SCANCEL)_")
 _ABSENT = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -79,7 +80,7 @@ class Slurm:
     """The cluster that this machine's Slurm belongs to."""
 
     def __init__(self, env: Mapping[str, str], execute: Execute | None = None) -> None:
-        self._env, self._execute = env, execute or _execute
+        self._env, self._execute = without_habits(env), execute or _execute
 
     def call(self, *arguments: str, text: str = "", env: Mapping[str, str] | None = None) -> str:
         """What the command printed. `env` stands in place of this machine's environment. Raises ServiceError,
@@ -212,6 +213,12 @@ def _execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Ans
     except OSError as error:  # an environment or a list of arguments that is too long
         raise ServiceError(f"{arguments[0]}: {error.strerror or error}", where="Slurm") from error
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def without_habits(env: Mapping[str, str]) -> dict[str, str]:
+    """Without what somebody has set for lists of their own, such as SQUEUE_PARTITION: it hides jobs that are asked
+    for."""
+    return {name: value for name, value in env.items() if not _HABIT.match(name)}
 
 
 def this_environment() -> Mapping[str, str]:

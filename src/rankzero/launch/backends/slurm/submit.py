@@ -13,7 +13,7 @@ from typing import Any
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
-from rankzero.launch.backends.slurm.command import Slurm
+from rankzero.launch.backends.slurm.command import Slurm, without_habits
 from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
@@ -23,6 +23,31 @@ from rankzero.redaction import looks_secret
 _IS_A_JOBS = re.compile(r"SLURM(D|_)")
 _OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT"})
 """Which cluster it is and how it is asked: the same inside a job and outside."""
+_DIRECTIVE = re.compile(r"(?m)^#SBATCH --([a-z-]+)")
+_OF_SBATCH = "SBATCH_"
+_OPTIONS = {
+    **{"TIMELIMIT": "time", "ARRAY_INX": "array", "MEM_PER_NODE": "mem"},
+    **{"REQ_SWITCH": "switches", "WAIT4SWITCH": "switches"},
+}
+"""Options of sbatch that its variables call otherwise."""
+_RUN_S_OWN = frozenset(
+    {
+        *("array", "error", "no-kill", "no-requeue", "wait"),
+        *("gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"),
+    }
+)
+"""Without them in the script too, the run is another with any of these."""
+_BESIDE = {"mem": ("mem-per-cpu", "mem-per-gpu"), "cpus-per-task": ("cpus-per-gpu",)}
+"""Options that say the same in another way."""
+_OF_STEPS = frozenset(
+    {
+        *("SLURM_LABELIO", "SLURM_SRUN_MULTI", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
+        *("SLURM_TIMELIMIT", "SLURM_SIGNAL", "SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_GRES", "SLURM_GPUS"),
+        *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_MEM_PER_NODE"),
+        *("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU"),
+    }
+)
+"""Of srun, by which it would start the nodes otherwise than the script says, or lose their lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +134,9 @@ def _sbatch(slurm: Slurm, script: str, env: Mapping[str, str], *options: str) ->
 
 
 def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
-    """What travels with the job: this environment, of what looks like a secret only what the run is given, and nothing
-    of a job that submits it: srun would take that job's memory and tasks for what it is asked for.
+    """What travels with the job: this environment, of what looks like a secret only what the run is given, nothing of
+    a job that submits it (srun would take that job's memory and tasks for what it is asked for), and of the variables
+    that sbatch and srun heed before a script none that would settle what the script does.
 
     Raises ConfigError where a secret is not set.
     """
@@ -124,10 +150,25 @@ def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
             )
             for name in missing
         )
-    kept = {name: value for name, value in env.items() if name in request.secrets or not looks_secret(name)}
+    own = without_habits(env)  # what the batch script asks is to get its answer there too
+    kept = {name: value for name, value in own.items() if name in request.secrets or not looks_secret(name)}
     if "SLURM_JOB_ID" in env:
         kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
+    settled = _settled(request)
+    kept = {name: value for name, value in kept.items() if name not in _OF_STEPS and _option(name) not in settled}
     return {**kept, TOKEN_VARIABLE: token_hex(32)}
+
+
+def _settled(request: Request) -> set[str]:
+    """The options of sbatch that are not the shell's to say."""
+    said = {option for script in (request.preparation, request.script) for option in _DIRECTIVE.findall(script)}
+    return said | _RUN_S_OWN | {other for option, others in _BESIDE.items() if option in said for other in others}
+
+
+def _option(variable: str) -> str:
+    """The option of sbatch that a variable stands for; nothing for any other variable."""
+    name = variable.removeprefix(_OF_SBATCH)
+    return "" if name == variable else _OPTIONS.get(name, name.lower().replace("_", "-"))
 
 
 def _digest(about: Mapping[str, Any]) -> str:
