@@ -25,9 +25,9 @@ class Restarts:
     """How many of the last ones brought no checkpoint that is newer than `saved`."""
     saved: int | None = None
 
-    def refused(self, saved: int | None) -> str:
-        """Why there is no further restart; empty where there is one."""
-        if self.made >= self.most:
+    def refused(self, saved: int | None, *, charged: bool = True) -> str:
+        """Why there is no further restart; empty where there is one. One that is not `charged` only has to get on."""
+        if charged and self.made >= self.most:
             return f"the {self.most} restarts of max_restarts are used up" if self.most else "max_restarts is 0"
         if self.idle >= IDLE_RESTARTS and not self._gets_on(saved):
             at = (
@@ -38,10 +38,10 @@ class Restarts:
             return f"{IDLE_RESTARTS} restarts in a row have brought nothing new: {at}"
         return ""
 
-    def make(self, saved: int | None) -> None:
+    def make(self, saved: int | None, *, charged: bool = True) -> None:
         """Count one that begins from `saved`."""
         self.idle = 1 if self._gets_on(saved) else self.idle + 1
-        self.made += 1
+        self.made += charged
         self.saved = saved
 
     def _gets_on(self, saved: int | None) -> bool:

@@ -12,30 +12,33 @@ from rankzero.run_dir.paths import RunDir
 
 
 class Attempts:
-    """Starts of one node in one submission."""
+    """Starts of one node in one submission. `allocation` tells one turn in a queue from the next, where there is one:
+    a start in a new one is no failure of the run, whose host may be lost, or taken away before it could say so."""
 
-    def __init__(self, run_dir: RunDir, node: int, submission: str, max_restarts: int) -> None:
+    def __init__(self, run_dir: RunDir, node: int, submission: str, max_restarts: int, allocation: str = "") -> None:
         self._run_dir = run_dir
         self._path: Path = run_dir.root / "attempts" / f"node-{node}.json"
-        self._submission = submission
+        self._submission, self._allocation = submission, allocation
         self._restarts = Restarts(max_restarts)
         self._starts = 0
         self._free = False
 
     def begin(self) -> None:
         """Count this start. Raises RankzeroError where there are no restarts left for it, or StorageError."""
+        charged = True
         try:
             before = json.loads(self._path.read_text(encoding="utf-8"))
             if before["submission"] == self._submission:
                 self._starts, self._free = int(before["starts"]), bool(before["free"])
                 state = {name: before[name] for name in ("made", "idle", "saved")}
                 self._restarts = Restarts(self._restarts.most, **state)
+                charged = before.get("allocation", self._allocation) == self._allocation
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the first one
         refused = ""
         if self._starts and not self._free:
-            refused = self._restarts.refused(self._saved)
-            self._restarts.make(self._saved)
+            refused = self._restarts.refused(self._saved, charged=charged)
+            self._restarts.make(self._saved, charged=charged)
         self._starts, self._free = self._starts + 1, False
         self._write()
         if refused:
@@ -60,4 +63,5 @@ class Attempts:
         with storage_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         restarts = {"made": self._restarts.made, "idle": self._restarts.idle, "saved": self._restarts.saved}
-        write_json(self._path, {"submission": self._submission, "starts": self._starts, "free": self._free, **restarts})
+        where = {"submission": self._submission, "allocation": self._allocation}
+        write_json(self._path, {**where, "starts": self._starts, "free": self._free, **restarts})

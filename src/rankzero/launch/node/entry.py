@@ -24,7 +24,7 @@ from rankzero.launch.node.pid1 import StopWish, allow_locking
 from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
-from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
+from rankzero.launch.node.settings import ALLOCATION_VARIABLE, CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.redaction import Redactor
@@ -57,7 +57,8 @@ def live(stop: StopWish) -> None:
         if settings.rdma:
             allow_locking()
         if offset:
-            attempts = Attempts(RunDir(root), node, submission.name, settings.max_restarts)
+            allocation = os.environ.get(ALLOCATION_VARIABLE, "")
+            attempts = Attempts(RunDir(root), node, submission.name, settings.max_restarts, allocation)
             attempts.begin()
         run(spec, settings, place, env, submission, output, stop)
     except RankzeroError as known:

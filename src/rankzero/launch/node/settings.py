@@ -16,6 +16,8 @@ MASTER_PORT = 29500
 """Rank 0's process listens here for the other ranks, unless the platform says another."""
 TOKEN_VARIABLE = "RANKZERO_SUBMISSION_TOKEN"
 """Has the secret that submit makes for the pods of one submission."""
+ALLOCATION_VARIABLE = "SLURM_RESTART_COUNT"
+"""Says how often Slurm has queued the job again; not there in its first allocation."""
 SETTING_PREFIX = "RANKZERO_SET_"
 """Variables with this prefix and a number set fields of run.yaml, `key=value`: trials share the file alone."""
 PREPARE_RESTARTS = 3
