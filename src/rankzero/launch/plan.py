@@ -104,7 +104,7 @@ def make_plan(
             nproc_per_node=cluster.nproc_per_node,
             grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
             rendezvous_seconds=cluster.rendezvous_timeout_seconds,
-            max_restarts=cluster.max_restarts,
+            max_restarts=cluster.max_restarts if kind_section(cluster.kind).starts_again else 0,
             retry_exit_offset=kind.retry_exit_offset,
             rdma=cluster.resources.rdma is not None,
             park=kind.parks,

@@ -30,6 +30,11 @@ class KindSection:
         return self.place == "docker"
 
     @property
+    def starts_again(self) -> bool:
+        """What fails there is started again without anybody giving the command once more."""
+        return self.place != "docker"
+
+    @property
     def in_kubernetes(self) -> bool:
         """Whether there are namespaces, Secrets, queues and all else that only Kubernetes has."""
         return self.place == "kubernetes"

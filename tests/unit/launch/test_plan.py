@@ -219,6 +219,11 @@ def test_auto_is_what_every_cluster_has() -> None:
     assert plan().kind == "job"
 
 
+def test_on_docker_nobody_starts_again_what_failed() -> None:
+    assert plan().settings.max_restarts == 3
+    assert plan(cluster=cluster_spec(kind="docker", max_restarts=7)).settings.max_restarts == 0
+
+
 def test_preparing_needs_a_place() -> None:
     with pytest.raises(ConfigError, match="no volume to prepare into"):
         plan(cluster=cluster_spec(prepare="always"))

@@ -184,6 +184,7 @@ class Node:
         run_dir, compiled = RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec.train.torch_compile
         alone = self._client is None
         hang = HangWatch(workers, run_dir, self._output.say, compiled=compiled, alone=alone, attended=False)
+        again = self._settings.max_restarts > 0
         while workers.running():
             now = time.monotonic()
             if self._stop.at is not None and now - self._stop.at > grace:
@@ -194,7 +195,7 @@ class Node:
                 workers.kill()
             elif workers.peers_are_late(grace):
                 workers.end_late_peers()
-            hang.look(end=not self._stop.wanted)  # a stop has a grace period of its own
+            hang.look(end=again and not self._stop.wanted)  # a stop has a grace period of its own
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue

@@ -54,7 +54,8 @@ class NodeSettings:
     rendezvous_seconds: float = 1800.0
     """Longest wait for the other nodes, at the start and after one was lost."""
     max_restarts: int = 3
-    """How many failed attempts the run may have besides the last; who does not lead waits through all of them."""
+    """How many failed attempts the run may have besides the last; who does not lead waits through all of them. 0: a
+    node that fails is started again by nobody, or by somebody who gives the command again."""
     retry_exit_offset: int = 0
     """Added to exit codes that may be retried, where the platform takes codes below 128 as final (PyTorchJob)."""
     rdma: bool = False

@@ -103,6 +103,28 @@ def test_processes_that_save_are_not_asked_a_second_time(tmp_path: Path) -> None
     assert script.sent[-1]["leaving"] is True
 
 
+@pytest.mark.parametrize(("max_restarts", "ends"), [(0, False), (3, True)])
+def test_a_late_step_ends_the_start_only_where_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int, ends: bool
+) -> None:
+    """Where nobody would start the run again, a slow volume or a debugger would have cost it."""
+    looks: list[bool] = []
+
+    class Watch:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def look(self, *, end: bool) -> None:
+            if not looks:
+                (tmp_path / "go").write_text("0")
+            looks.append(end)
+
+    monkeypatch.setattr(command, "HangWatch", Watch)
+    play = Play(tmp_path, max_restarts=max_restarts)
+    error, _ = play.run((lambda: any("ended" in sent for sent in play.script.sent), lambda: {"end": 0, "because": ""}))
+    assert error is None and set(looks) == {ends}
+
+
 def test_a_stop_before_processes_can_listen_is_a_stop(tmp_path: Path) -> None:
     """Importing torch takes seconds; a death by our own signal is no failure that counts against the run."""
     (tmp_path / "deaf").touch()
