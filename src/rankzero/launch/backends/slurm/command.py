@@ -24,6 +24,7 @@ _COLUMNS = (
 _ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList"
 _HABIT = re.compile(r"(SQUEUE|SACCT|SINFO|SCANCEL)_")
 _ABSENT = re.compile(r"invalid job id", re.IGNORECASE)
+_ENDING = re.compile(rf"{_ABSENT.pattern}|already completing or completed", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class Job:
         return self.state in _WAITING
 
     @property
+    def is_ending(self) -> bool:
+        """Whether none of its processes is left to tell anything, and Slurm tidies up after it."""
+        return self.state == "COMPLETING"
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will become of it by itself."""
         return self.state in _OVER
@@ -89,6 +95,12 @@ class Slurm:
         if answer.code != 0:
             raise refusal(arguments[0], answer.err)
         return answer.out
+
+    def cancel(self, *arguments: str) -> None:
+        """scancel; a job that is ending already, or has ended, is told nothing. Raises as `call`."""
+        answer = self._execute(("scancel", *arguments), "", self._env)
+        if answer.code != 0 and not _ENDING.search(answer.err):
+            raise refusal("scancel", answer.err)
 
     def jobs(self, ids: Sequence[str]) -> dict[str, Job]:
         """Those that Slurm still knows, by their id: from its queue, else from its accounting where it has one."""

@@ -21,11 +21,14 @@ def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], No
     (`RunState.cancel`).
     """
     if job.is_waiting:
-        slurm.call("scancel", job.id)
+        slurm.cancel(job.id)
         say(f"job {job.id} is taken out of the queue")
         return
-    say(f"job {job.id} is told to stop; it saves and leaves within {seconds:.0f} s")
-    slurm.call("scancel", "--signal=TERM", job.id)
+    if job.is_ending:
+        say(f"job {job.id} is ending already")
+    else:
+        say(f"job {job.id} is told to stop; it saves and leaves within {seconds:.0f} s")
+        slurm.cancel("--signal=TERM", job.id)  # it may have come to its end meanwhile
     deadline, asked_again = time.monotonic() + seconds, False
     silence = Silence(say)
     while True:
@@ -33,11 +36,11 @@ def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], No
             now = slurm.jobs([job.id]).get(job.id)
             if now is None or now.is_over:
                 return
-            late = time.monotonic() >= deadline
+            late = time.monotonic() >= deadline and not now.is_ending
             if (late and not asked_again) or now.is_waiting:  # queued again before the word was there
                 if late:
                     say("it has not saved in that time; its processes are ended")
-                slurm.call("scancel", job.id)
+                slurm.cancel(job.id)
                 asked_again = True
         except ServiceError as error:
             silence.goes_on(error)

@@ -122,7 +122,7 @@ def _queued(slurm: Slurm, request: Request, env: Mapping[str, str], say: Say) ->
         then = ("--kill-on-invalid-dep=yes", f"--dependency=afterok:{first},singleton")
         job = _sbatch(slurm, request.script, env, *then)
     except BaseException:
-        slurm.call("scancel", first)
+        slurm.cancel(first)
         raise
     say(f"job {first} prepares the model and the data; job {job} waits for it")
     return job

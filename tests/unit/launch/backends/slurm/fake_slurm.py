@@ -61,6 +61,9 @@ class FakeSlurm:
 
     def _scancel(self, rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
         job = self.jobs[rest[-1]]
+        if job.state == "COMPLETING":
+            said = f"scancel: error: Kill job error on job id {rest[-1]}: Job/step already completing or completed\n"
+            return Answer(1, "", said)
         gently = "--signal=TERM" in rest
         if self.on_scancel is not None:
             self.on_scancel(job, gently)

@@ -676,6 +676,75 @@ def test_a_job_that_runs_is_asked_to_save_and_not_to_come_back(site: Site) -> No
     assert told == [True]
 
 
+@pytest.mark.parametrize("verb", ["cancel", "delete", "replace"])
+def test_a_job_that_is_ending_already_is_waited_for(site: Site, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """scancel has nothing to tell it."""
+    site.submit()
+    site.becomes("COMPLETING")
+
+    def ends(seconds: float) -> None:
+        Site.sleep(site, seconds)
+        if site.pauses == 3:
+            site.slurm.jobs["17"].state = "FAILED"
+
+    monkeypatch.setattr(site.backend, "_sleep", ends)
+    if verb == "cancel":
+        site.backend.cancel("r", site.said.append)
+    elif verb == "delete":
+        assert site.backend.delete("r", claims=False, say=site.said.append)[0] == "job 17"
+    else:
+        site.submit("max_restarts=9", replace=True)
+        assert set(site.slurm.scripts) == {"17", "18"}
+    assert site.pauses == 3 and "job 17 is ending already" in site.said
+
+
+def test_a_job_that_begins_to_end_when_it_is_told_is_waited_for(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+
+    def execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        if arguments[0] == "scancel":
+            site.becomes("COMPLETING")
+        answer = site.slurm.execute(arguments, text, env)
+        if arguments[0] == "squeue" and site.slurm.jobs["17"].state == "COMPLETING":
+            site.becomes("COMPLETED")
+        return answer
+
+    SlurmBackend(site.root / "slurm", Slurm(site.env, execute), env=site.env, sleep=site.sleep).cancel(
+        "r", site.said.append
+    )
+    assert site.slurm.jobs["17"].state == "COMPLETED" and site.pauses == 1
+
+
+def test_a_job_that_slurm_knows_no_more_when_it_is_told_has_ended(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+
+    def execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        if arguments[0] == "scancel":
+            site.slurm.jobs.clear()
+            return Answer(1, "", "scancel: error: Kill job error on job id 17: Invalid job id specified\n")
+        return site.slurm.execute(arguments, text, env)
+
+    backend = SlurmBackend(site.root / "slurm", Slurm(site.env, execute), env=site.env, sleep=site.sleep)
+    backend.cancel("r", site.said.append)
+    assert site.pauses == 0
+
+
+def test_what_else_scancel_says_is_an_error(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+
+    def execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        if arguments[0] == "scancel":
+            return Answer(1, "", "scancel: error: Kill job error on job id 17: Access/permission denied\n")
+        return site.slurm.execute(arguments, text, env)
+
+    backend = SlurmBackend(site.root / "slurm", Slurm(site.env, execute), env=site.env, sleep=site.sleep)
+    with pytest.raises(AccessError, match="permission denied"):
+        backend.cancel("r", site.said.append)
+
+
 def test_a_job_that_was_about_to_be_queued_again_is_taken_out(site: Site) -> None:
     site.submit()
     site.becomes("RUNNING")
