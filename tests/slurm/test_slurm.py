@@ -247,6 +247,16 @@ def test_a_node_that_cannot_begin_ends_the_run(site: Site) -> None:
     site.wait("half", "its job goes on", lambda: site.job("half").is_over)
 
 
+def test_what_srun_cannot_start_is_said(site: Site) -> None:
+    """Here there is no Pyxis."""
+    run = site.submit("container", **{"slurm.runtime": "pyxis", "slurm.image": "/nowhere.sqsh"})
+    site.wait("container", "no end", lambda: run.status().phase == "Failed")
+    status = run.status()
+    assert status.exit_code == 70 and [finding.code for finding in status.findings] == ["slurm-not-started"]
+    assert "unrecognized option '--container-image=/nowhere.sqsh'" in status.verdict
+    assert "unrecognized option" in site.said("container")
+
+
 def test_what_no_node_has_is_said(site: Site) -> None:
     with pytest.raises(ConfigError, match="slurm.partition"):
         site.submit("impossible", **{"slurm.partition": "nope"})

@@ -60,7 +60,7 @@ SYMPTOMS = frozenset(
         *("connection-lost", "peer-lost", "crash", "crash-loop", "internal-error", "service-unavailable"),
         *("pod-pending", "no-pods", "node-silent", "stalled", "limit-failed", "limit-restarts", "limit-policy"),
         *("unschedulable", "scale-up-failed", "queue-waiting", "image-pull", "container-config", "pod-sandbox"),
-        *("pods-refused", "refused", "evicted", "disrupted", "node-refused"),
+        *("pods-refused", "refused", "evicted", "disrupted", "node-refused", "slurm-not-started"),
     }
 )
 """Kinds of findings that say what happened, in the words of who saw it, and where to look: the cause is left open, so

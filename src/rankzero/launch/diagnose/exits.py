@@ -14,6 +14,7 @@ from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
 from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.diagnose.slurm import ENDED_BY_SLURM
 from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.kinds.slurm import NOT_STARTED
 from rankzero.launch.log_lines import SaidError, last_error
 from rankzero.launch.pods import Ended, Pod
 from rankzero.wording import counted
@@ -79,6 +80,8 @@ def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
             (end.words.what,),
             pod.node,
         )
+    if pod.reason == NOT_STARTED:
+        return None  # slurm.py has it
     said = _said(joined, pod, end)
     if end.code == ExitCode.STOPPED:
         return _stopped(joined, pod, end)

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from rankzero.launch.diagnose.finding import Finding, Severity, span
 from rankzero.launch.joined import JoinedEvidence
-from rankzero.launch.kinds.slurm import CONDITION, SUBMITTING, UNKNOWN
+from rankzero.launch.kinds.slurm import CONDITION, NOT_STARTED, SUBMITTING, UNKNOWN
+from rankzero.launch.labels import PREPARE_ROLE
+from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import listed
 
 _RESUMES = "submit again to continue from the newest checkpoint"
 ENDED_BY_SLURM = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "BOOT_FAIL", "DEADLINE", "REVOKED")
@@ -202,6 +205,9 @@ _ENDINGS: dict[str, tuple[str, str, str]] = {
 }
 _LATE_SECONDS = 120
 """How long after its last node a job may take to end, or to be queued again."""
+_SPEAKER = re.compile(r"^(?:srun|slurmstepd(?:-\S+)?|slurmd): (?:error: |fatal: )*(?:pyxis: )?")
+_MOST_WORDS = 6
+"""Lines of the batch script's log in a verdict."""
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -238,6 +244,13 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         return _of_waiting(reason)
     if state == "FAILED" and reason.startswith("BadConstraints"):
         return _of_waiting(reason)
+    if kept := [pod for pod in joined.newest if pod.reason == NOT_STARTED]:
+        cause = f"job {{job}} ended before {_parts(joined, kept)} began: {_last_words(kept[0]) or reason}"
+        fix = (
+            "`rankzero logs` shows what srun said; correct slurm.runtime, slurm.image or slurm.options in cluster.yaml"
+            " where it is about them, and submit again"
+        )
+        return "slurm-not-started", "failed", cause, fix
     if (late := _late(joined)) is not None:
         cause = f"all nodes of job {{job}} have ended {span(late)} ago, and Slurm has not ended the job"
         fix = "`scontrol show job {job}`; where it stays so, tell the administrators: an epilog or a process may hang"
@@ -254,6 +267,19 @@ def _late(joined: JoinedEvidence) -> float | None:
     since = [seconds_between(pod.deleting_since, joined.now) for pod in joined.newest]
     waited = min((one for one in since if one is not None), default=None)
     return waited if None not in since and waited is not None and waited > _LATE_SECONDS else None
+
+
+def _parts(joined: JoinedEvidence, pods: list[Pod]) -> str:
+    if pods[0].role == PREPARE_ROLE:
+        return "its preparation"
+    return "its nodes" if len(pods) == len(joined.newest) > 1 else listed((pod.title for pod in pods), 4)
+
+
+def _last_words(pod: Pod) -> str:
+    """What srun and what starts the nodes said at the end, without who said it."""
+    lines = pod.ended.message.splitlines() if pod.ended is not None else []
+    plain = (_SPEAKER.sub("", line).strip() for line in lines[-_MOST_WORDS:])
+    return "; ".join(dict.fromkeys(line for line in plain if line))
 
 
 def _of_waiting(reason: str) -> tuple[str, Severity, str, str]:

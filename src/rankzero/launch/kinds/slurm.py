@@ -25,6 +25,8 @@ UNKNOWN = "UNKNOWN"
 """State of a job that Slurm does not know any more."""
 SUBMITTING = "Submitting"
 """Why a run waits that Slurm has given no number yet."""
+NOT_STARTED = "NotStarted"
+"""Why a node's pod failed on which nothing of the run ever began: srun, or its image, kept it from that."""
 STATE_DIR = "slurm"
 """Directory of the outputs volume that has what is known of the runs, one directory each."""
 

@@ -173,10 +173,11 @@ class SlurmBackend:
         """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""
         about, number, first = state.about, state.job, state.preparation
         metadata = {name: value for name, value in about.items() if name != "spec"}
-        nodes = [_seen(state, node, number) for node in range(num_nodes(about))]
+        batch = "\n".join(state.last_lines(state.batch_log, _MESSAGE_LINES))
+        nodes = [_seen(state, node, number, batch) for node in range(num_nodes(about))]
         pods, waits = [], False
         if first and not any(node.notes.began for node in nodes):
-            seen = _seen(state, PREPARATION, first)
+            seen = _seen(state, PREPARATION, first, batch)
             pods, waits = [preparation_pod(metadata, jobs.get(first), first, seen)], not is_done(seen)
         job = _known(jobs, number)
         if not waits:
@@ -190,11 +191,10 @@ def _known(jobs: Mapping[str, Job], number: str) -> Job | None:
     return jobs.get(number) if number else Job("", "PENDING", reason=SUBMITTING)
 
 
-def _seen(state: RunState, part: Part, job: str) -> NodeSeen:
+def _seen(state: RunState, part: Part, job: str, batch: str) -> NodeSeen:
     restart, notes = state.notes(part, job)
-    own = state.last_lines(state.log(part), _MESSAGE_LINES)
-    tail = "\n".join(own or state.last_lines(state.batch_log, _MESSAGE_LINES))
-    return NodeSeen(restart, notes, state.words(part), tail)
+    own = "\n".join(state.last_lines(state.log(part), _MESSAGE_LINES))
+    return NodeSeen(restart, notes, state.words(part), own or batch, batch)
 
 
 def _pod_name(run: str, part: Part) -> str:

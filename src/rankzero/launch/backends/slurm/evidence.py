@@ -12,7 +12,7 @@ from rankzero.errors import ExitCode
 from rankzero.launch import labels
 from rankzero.launch.backends.slurm.command import Job
 from rankzero.launch.backends.slurm.state import Ending, NodeNotes
-from rankzero.launch.kinds.slurm import CONDITION, NODE_LABEL, UNKNOWN
+from rankzero.launch.kinds.slurm import CONDITION, NODE_LABEL, NOT_STARTED, UNKNOWN
 from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import whole
 
@@ -29,6 +29,8 @@ class NodeSeen:
     words: str = ""
     tail: str = ""
     """The last lines of its log, or of the batch script's."""
+    batch: str = ""
+    """The last lines of the batch script's, where srun speaks."""
 
 
 def num_nodes(about: Mapping[str, Any]) -> int:
@@ -145,14 +147,18 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     state = UNKNOWN if job is None else job.state
     ended = notes.endings[-1] if notes.endings and not notes.runs else None
     code = ended.code if ended is not None else _code_without_words(state, notes)
+    begun = notes.began is not None  # else words and log are of a start before
     at = ended.at if ended is not None else None if job is None else job.ended
     end = Ending(code, notes.began, at) if at is not None else None
-    message = _in_the_end(seen.words, code) or (seen.tail if code else "")
+    message = _in_the_end(seen.words, code) if begun else ""
+    message = message or ((seen.tail if begun else seen.batch) if code else "")
     value = _terminated(end, message) if end is not None else {"terminated": {"exitCode": code, "message": message}}
     if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
         value["terminated"]["reason"] = "OOMKilled"
     status: Manifest = {"phase": "Failed" if code else "Succeeded", "container": {"state": value}}
-    if state not in ("COMPLETED", "FAILED", UNKNOWN):
+    if state == "FAILED" and not begun:
+        status["reason"] = NOT_STARTED
+    elif state not in ("COMPLETED", "FAILED", UNKNOWN):
         status["reason"] = state
     return status
 
@@ -174,6 +180,8 @@ def _code_without_words(state: str, notes: NodeNotes) -> int:
         return 0
     if state == "CANCELLED" and not notes.runs:
         return int(ExitCode.STOPPED)  # nothing had begun
+    if state == "FAILED" and notes.began is None:
+        return int(ExitCode.INTERNAL)
     return SIGKILL_CODE if state in ("OUT_OF_MEMORY", UNKNOWN) else SIGTERM_CODE
 
 

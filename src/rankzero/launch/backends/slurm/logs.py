@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState
@@ -19,8 +20,8 @@ _FIRST = datetime.min.replace(tzinfo=UTC)
 class _File:
     """A log that is read on from where it was left, in whole lines."""
 
-    def __init__(self, state: RunState, part: Part, pod: str) -> None:
-        self._path, self._pod = state.log(part), pod
+    def __init__(self, path: Path, part: Part, pod: str) -> None:
+        self._path, self._pod = path, pod
         self._node, self._role = (0, PREPARE_ROLE) if part == PREPARATION else (part, NODE_ROLE)
         self._at = 0
         self._time: datetime | None = None
@@ -41,11 +42,19 @@ class _File:
         return LogLine(self._node, self._pod, self._role, stamped.text, self._time)
 
 
+def _files(state: RunState, names: Mapping[Part, str]) -> list[_File]:
+    """The logs of these parts; where one has none, what srun says in the batch script's too: it may not have started
+    it."""
+    silent = next((part for part in names if not state.last_lines(state.log(part), 1)), None)
+    found = [_File(state.log(part), part, pod) for part, pod in names.items()]
+    return found if silent is None else [*found, _File(state.batch_log, silent, names[silent])]
+
+
 def recent(
     state: RunState, names: Mapping[Part, str], query: LogQuery, wanted: Wanted, now: datetime
 ) -> Iterator[LogLine]:
     """What was said up to now. `names` are the pods that are asked for."""
-    yield from _past([_File(state, part, pod) for part, pod in names.items()], query, wanted, now)
+    yield from _past(_files(state, names), query, wanted, now)
 
 
 def followed(
@@ -58,7 +67,7 @@ def followed(
     pause: Callable[[], None],
 ) -> Iterator[LogLine]:
     """The same, and then as it comes, until the job does not go on."""
-    files = [_File(state, part, pod) for part, pod in names.items()]
+    files = _files(state, names)
     yield from _past(files, query, wanted, now)
     over = False
     while not over:

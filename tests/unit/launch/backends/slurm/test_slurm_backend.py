@@ -591,6 +591,68 @@ def test_lines_of_all_nodes_by_time(site: Site) -> None:
     assert [line.text for line in site.backend.logs("r", LogQuery(since_seconds=60))] == []
 
 
+PYXIS = """\
+slurmstepd: error: pyxis: child 4411 failed with error code: 1
+slurmstepd: error: pyxis: failed to import docker image
+slurmstepd: error: pyxis: printing enroot log file:
+slurmstepd: error: pyxis:     [ERROR] URL https://registry.example/v2/team/rankzero returned error code: 404 Not Found
+slurmstepd: error: pyxis: couldn't start container
+srun: error: host0: task 0: Exited with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (PYXIS, "returned error code: 404 Not Found"),
+        ("srun: unrecognized option '--container-image=x.sqsh'\n", "unrecognized option '--container-image=x.sqsh'"),
+        ("", "NonZeroExitCode"),
+    ],
+)
+def test_what_kept_srun_from_starting_the_nodes_is_the_verdict(site: Site, said: str, told: str) -> None:
+    site.submit()
+    (site.root / "slurm-r.log").write_text(said)
+    site.becomes("FAILED", "NonZeroExitCode")
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == ("Failed", 70)
+    assert [finding.code for finding in seen.findings] == ["slurm-not-started"]
+    assert told in seen.verdict and "before its nodes began" in seen.verdict and "SIGTERM" not in seen.verdict
+    assert [line.text for line in site.backend.logs("r", LogQuery())] == said.splitlines(), "once"
+    assert [line.text for line in site.backend.logs("r", LogQuery(node=1, tail=1))] == said.splitlines()[-1:]
+    assert list(site.backend.logs("r", LogQuery(follow=True)))[-1:] == list(site.backend.logs("r", LogQuery()))[-1:]
+
+
+def test_a_start_before_that_has_no_part_in_it(site: Site) -> None:
+    """Its log and its last words are there still."""
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+        site.log(node, "saved at step 4\n")
+    (site.root / "slurm-r.log").write_text("an older line\n" + PYXIS)
+    site.becomes("FAILED", "NonZeroExitCode", restarts=1)
+    assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
+    assert "404 Not Found" in site.status().verdict
+    site.note(0, "begin", restart=1)
+    assert "before node 1 began" in site.status().verdict
+
+
+def test_a_known_sign_in_what_srun_says_comes_first(site: Site) -> None:
+    site.submit()
+    said = "slurmstepd: error: pyxis: nvidia-container-cli: initialization error: nvml error: driver not loaded\n"
+    (site.root / "slurm-r.log").write_text(said)
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert [finding.code for finding in site.status().findings] == ["gpu-runtime", "slurm-not-started"]
+
+
+def test_a_preparation_that_srun_could_not_start(site: Site) -> None:
+    prepared(site)()
+    (site.root / "slurm-r.log").write_text(PYXIS)
+    site.slurm.jobs = {"17": FakeJob("FAILED", "NonZeroExitCode"), "18": FakeJob("CANCELLED", "Dependency")}
+    assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
+    assert "job 17 ended before its preparation began" in site.status().verdict
+    assert "404 Not Found" in site.status().verdict
+
+
 def test_lines_are_followed_until_the_job_has_ended(site: Site) -> None:
     site.submit()
     site.becomes("RUNNING")
