@@ -10,6 +10,7 @@ from rankzero.launch.diagnose.hosts import Host, hosts_of
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.spec.kinds import kind_section
 from rankzero.wording import counted, listed
 
 _LOW = re.compile(r"node was low on resource: (?P<what>[\w-]+)")
@@ -244,7 +245,7 @@ def _stuck(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | Non
     waited = seconds_between(pod.deleting_since, joined.now)
     if waited is None or waited < STUCK_SECONDS:  # the time of deletion includes the grace period
         return None
-    if joined.kind == "slurm":
+    if kind_section(joined.kind).on_hosts:
         return None  # slurm.py has it
     lines = [event.message for event in reversed(joined.events_of(pod)) if event.reason in _KEPT]
     well = host is not None and host.ready

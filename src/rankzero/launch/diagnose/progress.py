@@ -11,6 +11,7 @@ from rankzero.launch.log_lines import awaited_nodes, last_progress, last_spoken,
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between, text
+from rankzero.spec.kinds import kind_section
 from rankzero.wording import counted, listed
 
 PATIENCE_SECONDS = 120
@@ -85,7 +86,18 @@ def _partly(joined: JoinedEvidence) -> Iterator[Finding]:
         and pod.deleting_since is None
     ]
     late = [(waited, pod) for waited, pod in late if waited > STALLED.total_seconds() / 3]
-    if late:
+    if late and kind_section(joined.kind).on_this_machine:
+        waited, pod = max(late, key=lambda one: one[0])
+        yield Finding(
+            "pod-pending",
+            "broken",
+            f"{pod.title} (pod {pod.name}) was made {span(waited)} ago and has not been started: its submit was ended"
+            " before that",
+            "give the same `rankzero submit` again",
+            (f"{pod.name}: {pod.waiting or pod.phase}",),
+            pod.node,
+        )
+    elif late:
         waited, pod = max(late, key=lambda one: one[0])
         others = f" while {len(running)} of {joined.num_nodes} nodes run and wait for it" if running else ""
         yield Finding(

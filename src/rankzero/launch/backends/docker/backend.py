@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 from rankzero.errors import RankzeroError, ServiceError
@@ -38,10 +38,13 @@ from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.survey import Survey
+from rankzero.launch.untyped_json import moment
 from rankzero.machine import local_gpus, nvidia_gpus, usable_cores, usable_memory
 from rankzero.wording import counted, listed
 
 Inspected = dict[str, Any]
+RECENT = timedelta(minutes=1)
+"""How long after a container was made, or has ended, whoever submits the run may be about to start others."""
 POLL_SECONDS = 1.0
 """How often those who follow logs look for containers that came later."""
 _USES = f"{labels.USED_BY}volume"
@@ -105,7 +108,7 @@ class DockerBackend:
         evidence = self._evidence(run, containers)
         logs: dict[str, str] = {}
         pods = []
-        for one, pod in zip(containers, evidence.pods, strict=True):
+        for one, pod in zip(_begun(containers), evidence.pods, strict=True):
             if has_started(one):
                 lines = recent(self._docker, one["Id"], _source(one), tail=max(log_lines, _LOG_MESSAGE_LINES))
                 logs[pod["metadata"]["name"]] = "\n".join(_stamped(line) for line in lines[-log_lines:])
@@ -121,10 +124,12 @@ class DockerBackend:
         wanted = Wanted.of(query, nproc)
 
         def look() -> tuple[dict[str, Source], bool]:
-            found = [one for one in self._containers(run) if wanted.pod(_source(one).role, _source(one).node)]
+            every = self._containers(run)
+            found = [one for one in every if wanted.pod(_source(one).role, _source(one).node)]
             if query.follow:
                 found = [one for one in found if one["Id"] not in self._told]
             pending = any(not has_started(one) and one["State"]["Status"] == "created" for one in found)
+            pending = pending and any(is_active(one) or _is_recent(one, _now()) for one in every)
             return {one["Id"]: _source(one) for one in found if has_started(one)}, pending
 
         if query.follow:
@@ -247,13 +252,29 @@ class DockerBackend:
         return sorted(self._docker.containers(labels.selector(run)), key=_place)
 
     def _evidence(self, run: str, containers: Sequence[Inspected]) -> Evidence:
-        pods = [pod_of(one, read_message(label_of(one, TERMINATION))) for one in containers]
-        return Evidence(
-            run=run, now=datetime.now(UTC), objects=tuple(objects_of(run, pods)), pods=tuple(pods), nodes=None
-        )
+        seen = {one["Id"]: pod_of(one, read_message(label_of(one, TERMINATION))) for one in containers}
+        pods = tuple(seen[one["Id"]] for one in _begun(containers))
+        return Evidence(run=run, now=_now(), objects=tuple(objects_of(run, seen.values())), pods=pods, nodes=None)
 
     def _files(self, run: str) -> RunFiles:
         return RunFiles(state_dir(self._env) / run)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _is_recent(inspected: Inspected, now: datetime) -> bool:
+    times = (moment(inspected["Created"]), moment(inspected["State"].get("FinishedAt")))
+    return any(one is not None and now - one < RECENT for one in times)
+
+
+def _begun(containers: Sequence[Inspected]) -> list[Inspected]:
+    """Those that there is something to say of: nodes are made first, but wait until they are prepared for."""
+    first = [one for one in containers if _source(one).role == labels.PREPARE_ROLE]
+    if all(pod_of(one)["status"]["phase"] == "Succeeded" for one in first):
+        return list(containers)
+    return [one for one in containers if one in first or has_started(one) or one["State"].get("Error")]
 
 
 def _source(inspected: Inspected) -> Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from rankzero.errors import AccessError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import Ended, LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
+from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.create import Creation
+from rankzero.launch.backends.docker.pod import Container
 from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.status import run_status, summarise
 from rankzero.spec.run_options import RunOptions, SmokeSettings
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
-from tests.unit.launch.backends.docker.fake_docker import Daemon
+from tests.unit.launch.backends.docker.fake_docker import VARIABLE, Daemon, end, find, opened, start
 
 
 def test_evidence_is_in_the_api_s_shapes(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
@@ -77,6 +82,7 @@ def test_following_waits_for_containers_that_are_about_to_start(
     with pytest.raises(ServiceError):
         submit(pod(0))
     monkeypatch.setattr("rankzero.launch.backends.docker.backend.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rankzero.launch.backends.docker.backend._now", lambda: LATER.replace(hour=0))
     lines: list[LogLine] = []
     waited = threading.Event()
     look = backend._containers
@@ -95,6 +101,93 @@ def test_following_waits_for_containers_that_are_about_to_start(
     os.spawnvp(os.P_WAIT, "docker", ["docker", "start", NODES[0]])
     thread.join(300)
     assert [line.text for line in lines] == ["at last"]
+
+
+PREPARE = "rankzero-tiny-prepare"
+LATER = datetime(2026, 1, 1, 5, tzinfo=UTC)
+"""Hours after all that the daemon tells of."""
+
+
+@pytest.fixture
+def preparing(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose preparation runs, and whose submit was ended by Ctrl-C: nobody will start its nodes."""
+
+    def begun(docker: Docker, creation: Creation, prepare: Container, _attempts: int, _say: object) -> str:
+        creation.container(prepare, restarts=0)
+        docker.call("start", prepare.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankzero.launch.backends.docker.submit._prepare", begun)
+    monkeypatch.setattr("rankzero.launch.backends.docker.backend._now", lambda: LATER)
+    monkeypatch.setattr("rankzero.launch.backends.docker.backend.POLL_SECONDS", 0.01)
+    with pytest.raises(KeyboardInterrupt):
+        submit(prepare=True)
+
+
+def test_nodes_are_not_waited_for_while_the_preparation_runs(
+    preparing: None, daemon: Daemon, backend: DockerBackend
+) -> None:
+    assert states(daemon) == {**dict.fromkeys(NODES, "created"), PREPARE: "running"}
+    seen = run_status(backend.collect("tiny"))
+    assert (seen.phase, seen.findings, seen.nodes) == ("Preparing", (), ())
+    assert [one.phase for one in summarise(backend.runs())] == ["Preparing"]
+    daemon.finish(PREPARE, 75, '{"rankzero": 1, "outcome": "stopped", "exit_code": 75}')
+    seen = run_status(backend.collect("tiny"))
+    assert (seen.phase, seen.exit_code) == ("Stopped", 75)
+
+
+def test_nodes_that_nobody_starts_after_it_are_said(preparing: None, daemon: Daemon, backend: DockerBackend) -> None:
+    daemon.finish(PREPARE, 0)
+    seen = run_status(backend.collect("tiny"))
+    (finding,) = seen.findings
+    assert (finding.code, finding.severity) == ("pod-pending", "broken")
+    assert "has not been started" in seen.verdict and "`rankzero submit`" in finding.fix
+    assert "kubectl" not in finding.fix and "host" not in finding.cause
+
+
+def follow(backend: DockerBackend) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+    told = threading.Thread(
+        target=lambda: lines.extend(line.text for line in backend.logs("tiny", LogQuery(follow=True))), daemon=True
+    )
+    told.start()
+    return told, lines
+
+
+def test_following_ends_where_nobody_starts_the_nodes(preparing: None, daemon: Daemon, backend: DockerBackend) -> None:
+    daemon.behave(says={PREPARE: ["2026-01-01T00:00:00.1Z fetched"]})
+    daemon.finish(PREPARE, 75)
+    told, lines = follow(backend)
+    told.join(300)
+    assert not told.is_alive() and lines == ["fetched"]
+
+
+@pytest.mark.parametrize("moment", ["it runs", "it has ended just now"])
+def test_following_goes_on_where_the_nodes_are_about_to_start(
+    preparing: None, daemon: Daemon, backend: DockerBackend, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.behave(says={NODES[0]: ["2026-01-01T00:00:00.1Z at last"]})
+    if moment != "it runs":
+        daemon.finish(PREPARE, 0)
+        monkeypatch.setattr("rankzero.launch.backends.docker.backend._now", lambda: LATER.replace(hour=0, minute=2))
+    looks: list[int] = []
+    look = backend._containers
+
+    def watched(run: str) -> list[dict[str, Any]]:
+        looks.append(1)
+        if len(looks) == 5:
+            with opened(Path(os.environ[VARIABLE])) as state:
+                for name in NODES:
+                    start(state, [name])
+                    end(find(state, name), 0)
+                if moment == "it runs":
+                    end(find(state, PREPARE), 0)
+        return look(run)
+
+    monkeypatch.setattr(backend, "_containers", watched)
+    told, lines = follow(backend)
+    told.join(300)
+    assert not told.is_alive() and lines == ["at last"]
 
 
 def test_cancel_stops_and_keeps_everything(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
