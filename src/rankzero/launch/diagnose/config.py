@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rankzero.launch.diagnose.finding import Finding
+from rankzero.launch.diagnose.remedies import remedies
 from rankzero.launch.diagnose.signs import RECENT_SECONDS, START_ENDINGS, START_REASONS, of_text
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
@@ -113,7 +114,7 @@ def _classify(line: str, pod: Pod, joined: JoinedEvidence) -> Finding | None:
         return _finding(
             "container-config",
             f"the container cannot be started: {line}",
-            "correct what the message names in cluster.yaml (env, secrets, storage, pod_patch)",
+            f"correct what the message names in cluster.yaml ({remedies(joined).fields})",
         )
     return None
 

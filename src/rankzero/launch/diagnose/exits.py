@@ -10,6 +10,7 @@ from rankzero.launch.diagnose.config import explains as is_config
 from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.memory import explains as is_memory
 from rankzero.launch.diagnose.network import explains as is_network
+from rankzero.launch.diagnose.remedies import remedies, told
 from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
 from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.diagnose.slurm import ENDED_BY_SLURM
@@ -86,7 +87,7 @@ def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
     if end.code == ExitCode.STOPPED:
         return _stopped(joined, pod, end)
     if end.code in _CODES and (said.text or end.words is not None):
-        return _ours(ExitCode(end.code), pod, end, said, severity)
+        return _ours(joined, pod, end, said, severity)
     if end.code in _CODES and end.code != ExitCode.USAGE:
         code, fix = _CODES[ExitCode(end.code)]
         cause = f"{pod.title} (pod {pod.name}) left with exit code {end.code} and said nothing more"
@@ -106,17 +107,16 @@ def _said(joined: JoinedEvidence, pod: Pod, end: Ended) -> SaidError:
     return last_error(end.message) or last_error(joined.log_of(pod)) or SaidError("")
 
 
-def _ours(code: ExitCode, pod: Pod, end: Ended, said: SaidError, severity: Severity) -> Finding:
+def _ours(joined: JoinedEvidence, pod: Pod, end: Ended, said: SaidError, severity: Severity) -> Finding:
+    code = ExitCode(end.code or 0)
     slug, fix = _CODES[code]
     fix = said.hint or fix
     if code is ExitCode.ACCESS and _GATED.search(said.text):
         slug = "gated-model"
         secret = next((full for full, name in pod.secrets.items() if name == "HF_TOKEN" and "/" in full), "")
         place = f"key {secret.partition('/')[2]} of Secret {secret.partition('/')[0]}" if secret else "a Secret"
-        fix = (
-            f"accept the model's terms on its Hub page, then put a token of that account into {place}"
-            " (`rankzero secret set --from-env-file .env`), which secrets.HF_TOKEN in cluster.yaml names"
-        )
+        token = told(joined, remedies(joined).token, pod, secret=place)
+        fix = f"accept the model's terms on its Hub page, then {token}"
     elif code is ExitCode.STORAGE and _NO_SPACE.search(said.text):
         slug = "storage-full"
         fix = (
@@ -186,7 +186,7 @@ def _from_outcome(joined: JoinedEvidence) -> Iterator[Finding]:
         said = SaidError(words.sentence, words.hint)
         slug, fix = _CODES[ExitCode(code)]
         if pod is not None:
-            yield _ours(ExitCode(code), pod, end, said, "failed")
+            yield _ours(joined, pod, end, said, "failed")
         else:
             yield Finding(slug, "failed", f"the run failed: {said.text}", said.hint or fix, (said.text,))
 

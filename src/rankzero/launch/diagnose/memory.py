@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.hosts import readable
+from rankzero.launch.diagnose.remedies import remedies
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
@@ -179,7 +180,7 @@ def _killed(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
         severity,
         f"{pod.title} (pod {pod.name}) was killed with SIGKILL, most likely for lack of memory on host"
         f" {pod.host or '?'}",
-        "set resources.memory in cluster.yaml higher, or see `kubectl describe node` of that host",
+        f"set resources.memory in cluster.yaml higher, or see {remedies(joined).memory}",
         (f"{pod.name}: exit code 137 ({end.reason or 'no reason'})",),
         pod.node,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, Severity
+from rankzero.launch.diagnose.remedies import remedies, told
 from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.diagnose.signs import leaves_open
 from rankzero.launch.joined import JoinedEvidence
@@ -134,8 +135,8 @@ def _nccl(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Se
     pod, sign = several[0]
     remote = "ncclRemoteError" in sign.line
     fix = (
-        "set env: {NCCL_DEBUG: INFO} in cluster.yaml to see which network NCCL takes, and that network policies and"
-        " meshes pass all ports between the pods"
+        "set env: {NCCL_DEBUG: INFO} in cluster.yaml to see which network NCCL takes, and that"
+        f" {_reach(joined, pod, 'all ports')}"
     )
     if "NET/OFI" in sign.line:
         fix = (
@@ -158,8 +159,7 @@ def _dns(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Sev
     name = (host["named"] or host["pod"]) if host else "a name"
     own = name.startswith(joined.run)
     fix = (
-        f"`kubectl get endpoints {joined.run}`: the headless Service must list the pods; if it does, the cluster's"
-        " DNS is at fault"
+        told(joined, remedies(joined).names, pod)
         if own
         else "see that pods may reach the network (proxy in env of cluster.yaml), or set HF_HUB_OFFLINE and local paths"
     )
@@ -176,8 +176,8 @@ def _join(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Se
         "rendezvous-timeout",
         severity,
         f"{_who(several)} waited for the other nodes in vain{came}{missing}: {sign.line}",
-        "see why they started late (`rankzero status`), set rendezvous_timeout_seconds higher, and let network policies"
-        f" and meshes pass ports {CONTROL_PORT} and {MASTER_PORT} between the pods",
+        "see why they started late (`rankzero status`), set rendezvous_timeout_seconds higher, and see that"
+        f" {_reach(joined, pod, f'ports {CONTROL_PORT} and {MASTER_PORT}')}",
         (sign.line,),
         pod.node,
     )
@@ -189,11 +189,15 @@ def _lost(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Se
         "connection-lost",
         severity,
         f"{_who(several)} lost the connection to another node: {sign.line}",
-        "look for the first error of the other nodes (`rankzero logs`); if there is none, see that network policies and"
-        " meshes pass traffic between the pods",
+        "look for the first error of the other nodes (`rankzero logs`); if there is none, see that"
+        f" {_reach(joined, pod, 'traffic')}",
         (sign.line,),
         pod.node,
     )
+
+
+def _reach(joined: JoinedEvidence, pod: Pod, ports: str) -> str:
+    return told(joined, remedies(joined).reach, pod, ports=ports)
 
 
 _MAKERS = {

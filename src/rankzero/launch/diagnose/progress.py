@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from rankzero.launch.diagnose.finding import Finding, span
+from rankzero.launch.diagnose.remedies import remedies, told
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import awaited_nodes, last_progress, last_spoken, progress_gap
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
@@ -141,8 +142,7 @@ def _still(joined: JoinedEvidence) -> Iterator[Finding]:
             f"{names} {'has' if len(silent) == 1 else 'have'} said nothing for {quiet} while others speak and no"
             " step is"
             f" made (pod {pod.name} on host {pod.host or '?'})",
-            f"`rankzero logs --node {pod.node}`; if it hangs, `kubectl delete pod {pod.name}`: a new one continues from"
-            " the last checkpoint",
+            f"`rankzero logs --node {pod.node}`; if it hangs, {told(joined, remedies(joined).anew, pod)}",
             (f"last line of {pod.name} at {spoken[pod.name]:%H:%M:%S}, of the others at {newest:%H:%M:%S}",),
             pod.node,
         )
@@ -167,14 +167,14 @@ def _awaited(joined: JoinedEvidence, running: list[Pod]) -> Iterator[Finding]:
     if late:
         pod = late[0]
         names = listed((f"node {one.node}" for one in late), 4)
-        verb = "runs and has" if len(late) == 1 else "run and have"
+        verb, words = "runs and has" if len(late) == 1 else "run and have", remedies(joined)
+        reach = told(joined, words.reach, pod, ports=f"ports {CONTROL_PORT} and {MASTER_PORT}")
         yield Finding(
             "node-silent",
             "waiting",
             f"{names} {verb} not joined for {span(_runs_for(joined, pod).total_seconds())}: node {first.node} waits"
             f" (pod {pod.name} on host {pod.host or '?'})",
-            f"`rankzero logs --node {pod.node}`; see that network policies and meshes pass ports {CONTROL_PORT} and"
-            f" {MASTER_PORT}; if it hangs, `kubectl delete pod {pod.name}`",
+            f"`rankzero logs --node {pod.node}`; see that {reach}; if it hangs, {told(joined, words.anew, pod)}",
             (f"{first.name} waits for {names}",),
             pod.node,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, Severity, hosts_named
+from rankzero.launch.diagnose.remedies import remedies, told
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
@@ -40,7 +41,7 @@ class Sign:
     """One cause, the phrase that shows it, and what is said of it.
 
     `cause` and `fix` may name {who} (`node 0 (pod x)`), {hosts}, {host} and {pod} (of the first), {image}, {said} (what
-    the run itself said) and the groups of the pattern.
+    the run itself said), what helps where the run is (_ADVICE), and the groups of the pattern.
     """
 
     code: str
@@ -53,13 +54,13 @@ class Sign:
     """Whether it counts only where the run said that a service failed it: logs hold retries that helped."""
 
 
+_ADVICE = ("elsewhere", "choose", "processors", "processes", "interfaces", "driver")
+"""Of the remedies of a place."""
 _HUB_HINT = "or put the files on a volume (model.local_dir, HF_HUB_OFFLINE)"
 _NO_GPU = "no GPU of {hosts} is seen by {who}, though GPUs were asked for: no NVIDIA driver reaches the container"
 _GIVE_GPU = (
-    "have the administrator look at {host} (driver, container toolkit; some sites want pod_patch: {{runtimeClassName:"
-    " nvidia}} in cluster.yaml); set gpu: false where no GPU is wanted"
+    "have the administrator look at {host} (driver, container toolkit{driver}); set gpu: false where no GPU is wanted"
 )
-_CORDON = "`kubectl cordon {host}`, and delete pod {pod}: a new one starts elsewhere"
 
 SIGNS: tuple[Sign, ...] = (
     Sign(
@@ -72,7 +73,7 @@ SIGNS: tuple[Sign, ...] = (
         ),
         "the NVIDIA driver of {hosts} is too old for image {image} of {who}",
         "have the driver of {hosts} brought up to date, or set image in cluster.yaml to one with an older CUDA, or"
-        " choose hosts with node_selector",
+        " {choose}",
     ),
     Sign(
         "gpu-runtime",
@@ -84,7 +85,7 @@ SIGNS: tuple[Sign, ...] = (
         ),
         "the NVIDIA container runtime of {hosts} cannot give {who} its GPUs: {line}",
         "have the administrator look at {host} (driver loaded? nvidia-container-toolkit and GPU operator well?); until"
-        f" then {_CORDON}",
+        " then {elsewhere}",
     ),
     Sign(
         "gpu-hardware",
@@ -93,13 +94,13 @@ SIGNS: tuple[Sign, ...] = (
             r"|NVRM: Xid \([^)]*\): (?:48|62|63|64|74|79|94|95|119|120)\b|row.?remap\w* fail"
         ),
         "a GPU of {hosts}, which {who} had, is broken: {line}",
-        f"{_CORDON} and continues; have the GPU of {{host}} reset or repaired (`nvidia-smi -q` there)",
+        "{elsewhere} and continues; have the GPU of {host} reset or repaired (`nvidia-smi -q` there)",
     ),
     Sign(
         "gpu-fabric",
         re.compile(r"(?i)system not yet initialized|Error 802\b|CUDA_ERROR_SYSTEM_NOT_READY|fabric ?manager.{0,60}not"),
         "{who} cannot use the GPUs of {hosts}: NVIDIA's fabric manager does not run there, or does not fit the driver",
-        "have nvidia-fabricmanager started on {host}, in the driver's own version; until then " + _CORDON,
+        "have nvidia-fabricmanager started on {host}, in the driver's own version; until then {elsewhere}",
     ),
     Sign(
         "gpu-unsupported",
@@ -107,7 +108,7 @@ SIGNS: tuple[Sign, ...] = (
             r"no kernel image is available for execution|is not compatible with the current PyTorch installation"
         ),
         "the PyTorch of image {image} is not made for the GPUs that {who} got on {hosts}",
-        "set image in cluster.yaml to one whose PyTorch knows these GPUs, or choose other hosts with node_selector",
+        "set image in cluster.yaml to one whose PyTorch knows these GPUs, or {choose}",
     ),
     Sign(
         "no-driver",
@@ -131,13 +132,13 @@ SIGNS: tuple[Sign, ...] = (
         re.compile(r"no socket interface found|Unable to find address for:? ?(?P<name>[\w.-]+)"),
         "no network interface of {who} has the name that {variables} asks for: {line}",
         "take {variables} out of env in cluster.yaml (without it the interface of the pod's own address is taken), or"
-        " set it to one that `kubectl exec {pod} -- ls /sys/class/net` shows",
+        " set it to one that {interfaces}",
     ),
     Sign(
         "image-platform",
         re.compile(r"(?i)exec format error"),
         "image {image} of {who} is not made for the processors of {hosts}",
-        "build the image for the hosts' processors, or choose hosts with node_selector: {{kubernetes.io/arch: …}}",
+        "build the image for the hosts' processors, or {processors}",
     ),
     Sign(
         "thread-limit",
@@ -147,14 +148,14 @@ SIGNS: tuple[Sign, ...] = (
             r"|(?:fork: (?:retry: )?|what\(\): +)Resource temporarily unavailable"
         ),
         "{who} may have no more threads or processes on {hosts}: {line}",
-        "have podPidsLimit of the kubelet on {hosts} raised, or start fewer: OMP_NUM_THREADS and OPENBLAS_NUM_THREADS"
+        "have {processes} on {hosts} raised, or start fewer: OMP_NUM_THREADS and OPENBLAS_NUM_THREADS"
         " in env of cluster.yaml",
     ),
     Sign(
         "thread-limit",
         re.compile(r"\[Errno 11\] Resource temporarily unavailable"),
         "{who} may have no more processes on {hosts}: {line}",
-        "have podPidsLimit of the kubelet on {hosts} raised, or start fewer processes (nproc_per_node in cluster.yaml)",
+        "have {processes} on {hosts} raised, or start fewer processes (nproc_per_node in cluster.yaml)",
         also=re.compile(r"\bfork|_fork_exec|start_new_thread"),
     ),
     Sign(
@@ -202,7 +203,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
             seen, severity = told
             found.setdefault((seen.sign.code, severity), []).append((pod, seen))
     for (_, severity), several in found.items():
-        yield _finding(several, severity)
+        yield _finding(joined, several, severity)
 
 
 def explains(joined: JoinedEvidence, pod: Pod, end: Ended) -> bool:
@@ -276,15 +277,16 @@ def _start_messages(joined: JoinedEvidence, pod: Pod) -> Iterator[str]:
             yield event.message
 
 
-def _finding(several: list[tuple[Pod, Seen]], severity: Severity) -> Finding:
+def _finding(joined: JoinedEvidence, several: list[tuple[Pod, Seen]], severity: Severity) -> Finding:
     pod, seen = several[0]
     nodes = sorted({one.node for one, _ in several})
     who = f"{pod.title} (pod {pod.name})" if len(several) == 1 else f"{counted(len(nodes), 'node')} of the run"
     if len(several) > 1:
         who += f" ({listed(map(str, nodes), 4)})"
     variable = _INTERFACES["gloo" if "gloo" in seen.line or "find address" in seen.line else "nccl"]
-    value = pod.interfaces.get(variable)
+    value, words = pod.interfaces.get(variable), remedies(joined)
     names = {
+        **{name: told(joined, getattr(words, name), pod) for name in _ADVICE},
         "who": who,
         "hosts": hosts_named((one.host for one, _ in several), 3),
         "host": pod.host or "the host",
