@@ -100,6 +100,14 @@ def missing_package(error: ImportError, where: object) -> ConfigError:
     )
 
 
+def _not_imported(error: ImportError, where: object, spec: ModelSpec, attention: str | None) -> ConfigError:
+    """What to say where a model cannot be made for want of a package: the attention's, where one was asked for. With
+    `auto` only what is installed is chosen."""
+    if attention is None or spec.attention == "auto":
+        return missing_package(error, where)
+    return ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto")
+
+
 def load_config(source: ModelSource, spec: ModelSpec) -> Any:
     """The model's config. Raises ConfigError where it is none that transformers knows."""
     try:
@@ -230,9 +238,7 @@ def load_model(
                 output_loading_info=True,
             )
     except ImportError as error:
-        if attention is None:
-            raise missing_package(error, source.weights) from error
-        raise ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto") from error
+        raise _not_imported(error, source.weights, spec, attention) from error
     except Exception as error:  # safetensors, torch and transformers each have their own; the cause is kept
         raise ConfigError(
             f"the weights cannot be loaded: {first_line(error)}",
@@ -267,9 +273,7 @@ def empty_model(
                 config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
             )
     except ImportError as error:
-        if attention is None:
-            raise missing_package(error, spec.local_dir or spec.name) from error
-        raise ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto") from error
+        raise _not_imported(error, spec.local_dir or spec.name, spec, attention) from error
     except Exception as error:  # whatever the code of an architecture makes of values that it does not know
         raise ConfigError(
             f"no model can be made of config.json: {type(error).__name__}: {first_line(error)}",

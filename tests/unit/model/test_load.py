@@ -11,7 +11,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rankzero.errors import ConfigError
-from rankzero.model.load import ClassHead, drawn_from, empty_model, kind_of, load_config, load_model
+from rankzero.model import load
+from rankzero.model.load import (
+    ClassHead,
+    drawn_from,
+    empty_model,
+    kind_of,
+    load_config,
+    load_model,
+)
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import CLASSES, loaded, saved, spec_of
 
@@ -175,6 +183,32 @@ def test_attention_is_passed_on(tmp_path: Path) -> None:
     model = load_model(source, spec.model, config, torch.float32, attention="eager")
     assert model.config._attn_implementation == "eager"
     assert empty_model(spec.model, config, torch.float32, attention="eager").config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(("wanted", "where"), [("auto", None), ("eager", "model.attention")])
+def test_a_missing_package_is_attention_s_only_where_one_was_asked_for(
+    wanted: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none was, rankzero has chosen one by what is installed."""
+
+    class Lacks:
+        def from_pretrained(self, *_: object, **__: object) -> None:
+            raise ImportError("no module named wanted_package")
+
+        from_config = from_pretrained
+
+    spec, source = spec_of(model__attention=wanted), saved("llama", tmp_path)
+    config = load_config(source, spec.model)
+    monkeypatch.setattr(load, "kind_of", lambda *_: "causal")
+    monkeypatch.setitem(load._CLASSES, "causal", Lacks())
+    with pytest.raises(ConfigError, match="wanted_package") as loading:
+        load_model(source, spec.model, config, torch.float32, attention="eager")
+    with pytest.raises(ConfigError, match="wanted_package") as outlining:
+        empty_model(spec.model, config, torch.float32, attention="eager")
+    for refused, place in ((loading, source.weights), (outlining, spec.model.name)):
+        (problem,) = refused.value.problems
+        assert problem.where == (where or str(place))
+        assert ("install it" in problem.hint) == (where is None)
 
 
 def test_numbers_drawn_inside_do_not_move_those_outside() -> None:
