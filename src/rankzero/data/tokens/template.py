@@ -38,6 +38,12 @@ continued exactly; this one is what Llama 3's templates fall back to."""
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 
 
+_WHERE_IT_IS = (
+    "a model's own is its chat_template.jinja, or in its tokenizer_config.json: copy that again; or set "
+    "data.chat_template to another file, or to plain"
+)
+
+
 class TemplateRefusedError(Exception):
     """The template cannot or will not render this conversation; says why."""
 
@@ -54,13 +60,15 @@ class ChatTemplate:
         self.knows_thoughts = "</think>" in source
         """Whether it has rules of its own for `<think>…</think>` in a text."""
         environment = _environment()
+        if not source.strip():
+            raise ConfigError("the chat template is empty", where="data.chat_template", hint=_WHERE_IT_IS)
         try:
             self.asks_for = _asked_for(environment.parse(source))
             """Texts that it looks for in what turns say, so that it may write a turn differently where one is there."""
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             what = f"the chat template is not valid Jinja: {error.message} (line {error.lineno} of the template)"
-            raise ConfigError(what, where="data.chat_template") from error
+            raise ConfigError(what, where="data.chat_template", hint=_WHERE_IT_IS) from error
 
     def render(self, turns: Turns, *, tools: Tools = (), opening: bool = False) -> str:
         """The text of these turns; `opening` adds the head of the assistant turn that is to follow."""

@@ -198,10 +198,11 @@ class TestProblems:
         found = problem(user_assistant("q", "a", "r", "b"), tokenizer)
         assert "1 {% generation %} blocks for 2 assistant turns" in found.what
 
-    def test_an_invalid_template_is_a_configuration_error(self) -> None:
-        with pytest.raises(ConfigError, match="not valid Jinja") as caught:
-            render(user_assistant("q", "a"), tiny_tokenizer(chat_template="{% trans %}"))
-        assert caught.value.exit_code == ExitCode.CONFIG
+    @pytest.mark.parametrize(("template", "what"), [("{% trans %}", "not valid Jinja"), (" \n", "is empty")])
+    def test_an_invalid_template_is_a_configuration_error(self, template: str, what: str) -> None:
+        with pytest.raises(ConfigError, match=what) as caught:
+            render(user_assistant("q", "a"), tiny_tokenizer(chat_template=template))
+        assert caught.value.exit_code == ExitCode.CONFIG and "chat_template.jinja" in caught.value.problems[0].hint
 
     @pytest.mark.parametrize("template", [None, "{% trans %}"])
     def test_raw_text_needs_no_template(self, template: str | None) -> None:
