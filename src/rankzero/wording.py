@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, or its type where it says nothing: libraries' messages go on for pages."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error says first, or its type where it says nothing: libraries' messages go on for pages. A line that
+    ends in a colon says something only with the next one."""
+    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:

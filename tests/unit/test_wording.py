@@ -16,7 +16,7 @@ from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
 from rankzero.redaction import Redactor
 from rankzero.spec.cluster_load import load_cluster_spec
-from rankzero.wording import in_bytes, printable
+from rankzero.wording import first_line, in_bytes, printable
 
 TOKEN = "hf_" + "a1B2" * 8
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIC8=\x07"
@@ -69,3 +69,16 @@ def test_values_that_are_none() -> None:
 def test_sizes_have_three_digits_and_all_before_the_point() -> None:
     sizes = (0, 254, 4_500, 7_170, 541_600_000, 1.53e9, 1.5e12)
     assert [in_bytes(size) for size in sizes] == ["0 B", "254 B", "4.5 kB", "7.17 kB", "542 MB", "1.53 GB", "1,500 GB"]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("what\nmore", "what"),
+        ("", "ValueError"),
+        ("field 'a':\n    expected int\nmore", "field 'a': expected int"),
+        ("field 'a':", "field 'a':"),
+    ],
+)
+def test_what_an_error_says_first(said: str, line: str) -> None:
+    assert first_line(ValueError(said)) == line

@@ -64,9 +64,11 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             place.name, trust_remote_code=place.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # tokenizers raises bare ones, and a config that is wrong AttributeError; it is kept
         reason = first_line(error)
         hint = "give a directory with tokenizer.json and tokenizer_config.json, or a Hub id"
+        if isinstance(error, ImportError):
+            hint = "this tokenizer needs that package: install it beside rankzero"
         raise ConfigError(f"the tokenizer cannot be loaded: {reason}", where=place.name, hint=hint) from error
     if chat_template is not None:
         from rankzero.data.tokens.built_in_templates import read_template
@@ -93,7 +95,7 @@ def _config(place: TokenizerPlace) -> Any:
     name = place.model or place.name
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=place.trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError):
+    except Exception:  # what is wrong with it is said where the model itself is needed
         return None
 
 

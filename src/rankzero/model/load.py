@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import (
@@ -78,6 +78,8 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
     except ImportError as error:
         raise missing_package(error, source.tokenizer) from error
     except Exception as error:  # tokenizers raises bare ones; the cause is kept
+        if source.tokenizer == source.weights:
+            load_config(source, spec)  # transformers reads it here too, and what is wrong with it is to be said of it
         raise ConfigError(
             f"the tokenizer cannot be loaded: {first_line(error)}",
             where=str(source.tokenizer),
@@ -126,15 +128,16 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Precisions by their names in safetensors files."""
+_SAID = (*STORED.values(), torch.float64)
 
 
 def stored_dtype(config: Any, weights: Path) -> torch.dtype:
     """The precision of a model's files: as its config says, or that of the part that writes (of a model that also sees
     images it may be said there alone), else as the files are; float32 where they mix precisions."""
-    said = config.dtype or getattr(config.get_text_config(), "dtype", None)
-    if said is not None:
-        dtype: torch.dtype = getattr(torch, str(said).removeprefix("torch."))
-        return dtype
+    for said in (config.dtype, getattr(config.get_text_config(), "dtype", None)):
+        dtype = getattr(torch, str(said).removeprefix("torch."), None)
+        if dtype in _SAID:  # a config may say anything, and a result is written after all of the training
+            return cast(torch.dtype, dtype)
     return STORED.get(stored_precision(weights) or "", torch.float32)
 
 

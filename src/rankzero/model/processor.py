@@ -30,7 +30,7 @@ def load_processor(directory: str, tokenizer: str, trust_remote_code: bool, max_
     require_pillow()
     try:
         processor = _load(directory, tokenizer, {"trust_remote_code": trust_remote_code, "local_files_only": True})
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # whatever a processor's code makes of values that it does not know
         reason = first_line(error)
         hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
         if isinstance(error, ImportError):

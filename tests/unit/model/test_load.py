@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from rankzero.model.load import (
     kind_of,
     load_config,
     load_model,
+    load_tokenizer,
+    stored_dtype,
 )
+from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import CLASSES, loaded, saved, spec_of
 
@@ -209,6 +213,24 @@ def test_a_missing_package_is_attention_s_only_where_one_was_asked_for(
         (problem,) = refused.value.problems
         assert problem.where == (where or str(place))
         assert ("install it" in problem.hint) == (where is None)
+
+
+def test_a_config_that_is_wrong_is_not_the_tokenizer_s_fault(tmp_path: Path) -> None:
+    """transformers reads it with the tokenizer, which comes first."""
+    spec, source = spec_of(), saved("llama", tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": "</s>"}))
+    with pytest.raises(ConfigError, match=r"config\.json cannot be used: .*eos_token_id.* expected int"):
+        load_tokenizer(source, spec.model, None)
+
+
+@pytest.mark.parametrize("said", [5, "int8", {"": "bfloat16"}])
+def test_a_precision_that_no_weights_have_is_not_believed(said: object, tmp_path: Path) -> None:
+    spec, source = spec_of(), saved("llama", tmp_path, dtype=torch.bfloat16)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": said}))
+    assert stored_dtype(load_config(source, spec.model), source.weights) is torch.bfloat16
 
 
 def test_numbers_drawn_inside_do_not_move_those_outside() -> None:
