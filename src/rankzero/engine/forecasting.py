@@ -32,7 +32,7 @@ from rankzero.model.attention import choose_attention
 from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.fused_lora import fuse_adapters
-from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, settle_libraries
+from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, settle_libraries, stored_dtype
 from rankzero.model.shapes import model_facts
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import RunSpec
@@ -127,5 +127,8 @@ def _forecast(
 ) -> Forecast:
     precision = str(dtype).removeprefix("torch.")
     borders = length_borders(spec, inputs)
-    conditions = conditions_here(spec, planned.need, place.name, precision, packed=packed, borders=borders)
+    value = stored_dtype(inputs.config, inputs.source.weights).itemsize
+    conditions = conditions_here(
+        spec, planned.need, place.name, precision, packed=packed, result_value=value, borders=borders
+    )
     return make_forecast(spec, TrainingData(inputs.train, inputs.eval), planned, place, conditions)

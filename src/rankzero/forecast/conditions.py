@@ -22,6 +22,8 @@ class Conditions:
     """Of matrix products: bfloat16."""
     packed: bool
     """Rows lie end to end."""
+    result_value: int = 4
+    """Bytes of a value in a whole model's result: of the base's files, whatever is computed in."""
     borders: Sequence[int] = ()
     """Lengths that rows of a pass are on one side of, ascending."""
     free_disk: int = 0
@@ -33,13 +35,13 @@ class Conditions:
 
 
 def conditions_here(
-    spec: RunSpec, need: Need, device: str, precision: str, *, packed: bool, borders: Sequence[int]
+    spec: RunSpec, need: Need, device: str, precision: str, *, packed: bool, result_value: int, borders: Sequence[int]
 ) -> Conditions:
     """Of this machine. `device` is the hardware's name."""
     output = Path(spec.output_dir)
     done = next(iter(RunDir(output / str(spec.name)).committed_steps()), 0)
     rate = remembered_rate(shape_of_work(spec, need, device, packed=packed), cache_root())
-    return Conditions(precision, packed, borders, _free_below(output), rate, done)
+    return Conditions(precision, packed, result_value, borders, _free_below(output), rate, done)
 
 
 def _free_below(directory: Path) -> int:

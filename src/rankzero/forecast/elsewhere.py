@@ -18,6 +18,7 @@ from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.without_torch import borders_of, held_in, model_directory
 from rankzero.machine import cache_root
 from rankzero.model.facts import ModelFacts
+from rankzero.model.files import stored_value_bytes
 from rankzero.model.hub import TOKENIZER, snapshot
 from rankzero.model.stored_facts import stored_facts
 from rankzero.spec.cluster_spec import ClusterSpec
@@ -71,7 +72,8 @@ def forecast_elsewhere(run: RunSpec, directory: Path, facts: ModelFacts, place: 
     planned = outlook(run, facts, rows, replace(place, limit=place.limit or _NO_LIMIT))
     packed = place.kind == "cuda" and run.train.padding_free is not False and facts.compute_bytes == 2
     packed = packed or run.train.context_parallel > 1
-    return make_forecast(run, data, planned, place, Conditions(precision, packed, borders_of(run, directory)))
+    conditions = Conditions(precision, packed, stored_value_bytes(directory), borders_of(run, directory))
+    return make_forecast(run, data, planned, place, conditions)
 
 
 def _data_here(run: RunSpec, directory: Path) -> TrainingData | None:

@@ -242,7 +242,7 @@ def make_forecast(
         passes=passes,
         memory=memory,
         place=place,
-        disk=_disk(spec, facts, schedule, conditions.free_disk),
+        disk=_disk(spec, facts, schedule, conditions),
         rate=conditions.rate,
         done=conditions.done,
         estimate=_estimate(memory.need, place, rows, spec.train.global_batch_size, passes),
@@ -277,13 +277,13 @@ def _by_shapes(need: Need, place: Place, row: float, rows_a_step: int, passes: f
     return step_cost(need, device, network, Work(busiest * row, passes, row, useful=rows_a_step * row))
 
 
-def _disk(spec: RunSpec, facts: ModelFacts, schedule: Schedule | None, free: int) -> Disk:
+def _disk(spec: RunSpec, facts: ModelFacts, schedule: Schedule | None, conditions: Conditions) -> Disk:
     """The newest ones that are kept, the best one besides, and one that is being written."""
     saves = spec.checkpoint.keep + 1 if schedule is None else _saves(spec, schedule)
     best = 1 if spec.data.eval is not None else 0
     at_once = min(saves, spec.checkpoint.keep + best + 1)
-    result = facts.trained_bytes if facts.adapters else facts.total * facts.compute_bytes
-    return Disk(checkpoint_bytes(spec.train, facts), at_once, result, free)
+    result = facts.trained_bytes if facts.adapters else facts.total * conditions.result_value
+    return Disk(checkpoint_bytes(spec.train, facts), at_once, result, conditions.free_disk)
 
 
 def _saves(spec: RunSpec, schedule: Schedule) -> int:

@@ -33,7 +33,7 @@ from rankzero.machine import (
 )
 from rankzero.model.context import require_rows_within, stored_borders, stored_context
 from rankzero.model.facts import ModelFacts, fused_of
-from rankzero.model.files import converted_gguf, read_config
+from rankzero.model.files import converted_gguf, read_config, stored_value_bytes
 from rankzero.model.hub import cached_directory
 from rankzero.model.stored_facts import Held, stored_facts
 from rankzero.spec.run_spec import Dtype, ModelSpec, RunSpec
@@ -52,6 +52,7 @@ class _Found:
     place: Place
     precision: str
     packed: bool
+    result_value: int
     borders: Sequence[int]
 
 
@@ -65,8 +66,15 @@ def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
         return None
     rows = facts_of_rows(found.data.train, found.data.eval, spec.data.max_length)
     planned = outlook(spec, found.facts, rows, found.place)
-    packed, borders = found.packed, found.borders
-    conditions = conditions_here(spec, planned.need, found.place.name, found.precision, packed=packed, borders=borders)
+    conditions = conditions_here(
+        spec,
+        planned.need,
+        found.place.name,
+        found.precision,
+        packed=found.packed,
+        result_value=found.result_value,
+        borders=found.borders,
+    )
     return make_forecast(spec, found.data, planned, found.place, conditions)
 
 
@@ -81,7 +89,7 @@ def _look(spec: RunSpec, nproc: int) -> _Found | None:
     data = None if facts is None else _data(spec, directory)
     if facts is None or data is None or packed is None:
         return None
-    return _Found(facts, data, place, precision, packed, borders_of(spec, directory))
+    return _Found(facts, data, place, precision, packed, stored_value_bytes(directory), borders_of(spec, directory))
 
 
 def _data(spec: RunSpec, directory: Path) -> TrainingData | None:

@@ -124,6 +124,21 @@ def stored_precision(directory: Path) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+_VALUE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+def stored_value_bytes(directory: Path) -> int:
+    """Bytes of a value in a whole model that is made of this one: of the precision that `load.stored_dtype` finds, here
+    without torch."""
+    config = read_config(directory)
+    text = config.get("text_config")
+    for section in (config, text if isinstance(text, dict) else {}):
+        said = str(section.get("dtype") or section.get("torch_dtype")).removeprefix("torch.")
+        if said in _VALUE_BYTES:
+            return _VALUE_BYTES[said]
+    return _VALUE_BYTES.get(stored_precision(directory) or "", 4)
+
+
 def cut_off(file: Path) -> str | None:
     """Why a safetensors file is not whole, by its size and the header's."""
     header = _header(file)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from rankzero.cli import forecasting
 from rankzero.data.cache.dataset import TokenizedDataset
@@ -115,6 +117,28 @@ def test_a_checkpoint_of_a_full_fine_tune_has_what_is_frozen_too(tmp_path: Path)
     run_here(spec)
     tensors = sum(map(tensor_bytes, RunDir(run_root(spec)).checkpoint(1).rglob("*.safetensors")))
     assert dry_run(spec, 1).disk.checkpoint == pytest.approx(tensors, rel=0.02)
+
+
+@pytest.mark.parametrize(("stored", "said"), [("bfloat16", True), ("bfloat16", False), ("float32", True)])
+def test_the_result_of_a_full_fine_tune_is_as_large_as_its_base(
+    stored: str, said: bool, tiny: Path, tmp_path: Path
+) -> None:
+    """It has the precision of the base's files, whatever it is computed in; by files, by torch and by the run."""
+    shutil.copytree(tiny, model := tmp_path / "model")
+    weights = {
+        name: tensor.to(getattr(torch, stored)) for name, tensor in load_file(tiny / "model.safetensors").items()
+    }
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config.pop("dtype", None)
+    (model / "config.json").write_text(json.dumps(config | ({"dtype": stored} if said else {})), encoding="utf-8")
+    spec = small_spec(tmp_path, model, lora=None, train__max_steps=1)
+    run_here(spec)
+    written = tensor_bytes(run_root(spec) / "final/model.safetensors")
+    assert written == sum(weight.numel() * weight.element_size() for weight in weights.values())
+    assert told(spec).disk.result == dry_run(spec, 1).disk.result == written
+    auto = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": "auto"})})
+    assert on_an_h100(auto, model).disk.result == written
 
 
 def test_rows_that_share_no_pass_are_counted_apart(tiny: Path, tmp_path: Path) -> None:
