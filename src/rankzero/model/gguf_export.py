@@ -36,7 +36,11 @@ def find_converter(given: str | None) -> list[str] | Problem:
     path = path / SCRIPT if path.is_dir() else path
     if not path.is_file():
         return Problem(f"there is no {SCRIPT}", given, _INSTALL)
-    return [sys.executable, str(path.resolve())] if path.suffix == ".py" else [str(path.resolve())]
+    if path.suffix == ".py":
+        return [sys.executable, str(path.resolve())]
+    if not os.access(path, os.X_OK):
+        return Problem("it may not be run", f"--converter {path}", "chmod +x it, or name a script that ends in .py")
+    return [str(path.resolve())]
 
 
 def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) -> int:
@@ -51,16 +55,22 @@ def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) ->
     try:
         with storage_errors(output):
             output.parent.mkdir(parents=True, exist_ok=True)
+        try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        except OSError as error:  # of the program, not of the output: no interpreter, another machine's, a mount
+            what = f"the converter cannot be run: {error.strerror or error}"
+            raise ConfigError(what, where=f"--converter {converter[0]}", hint=_INSTALL) from error
         if done.returncode:
             raise ConfigError(
-                f"the converter ended with {done.returncode}: {_last_words(done.stderr)}",
+                f"the converter ended with {done.returncode}: {_last_words(done.stderr) or 'it said nothing'}",
                 where=str(model),
                 hint="it knows the architectures and tokenizers of its version; a newer one may know this",
             )
         tensors = tensors_of(staged)
         if not tensors:
-            raise ConfigError("the converter wrote no GGUF file", where=str(output), hint=_last_words(done.stderr))
+            said = _last_words(done.stderr) or _last_words(done.stdout)
+            hint = f"it said last: {said}" if said else f"it said nothing; run it by hand: {' '.join(converter)} --help"
+            raise ConfigError("the converter wrote no GGUF file", where=str(output), hint=hint)
         with storage_errors(output):
             fsync_path(staged)
             os.replace(staged, output)
@@ -82,4 +92,4 @@ def tensors_of(file: Path) -> int:
 
 def _last_words(said: bytes) -> str:
     lines = [line.strip() for line in said.decode("utf-8", errors="replace").splitlines() if line.strip()]
-    return Redactor(os.environ)(lines[-1] if lines else "it said nothing")
+    return Redactor(os.environ)(lines[-1]) if lines else ""

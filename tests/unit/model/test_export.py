@@ -151,6 +151,9 @@ def converter(root: Path, body: str) -> Path:
         ("open(out, 'w').write('half'); sys.exit('ERROR: Model TinyForCausalLM is not supported')", "is not supported"),
         ("open(out, 'w').write('this is no such file')", "the converter wrote no GGUF file"),
         ("", "the converter wrote no GGUF file"),
+        ("", "by hand"),
+        ("print('Vocabulary only')", "hint: it said last: Vocabulary only"),
+        ("print('Vocabulary only'); sys.exit('ERROR: 42 layers')", "ended with 1: ERROR: 42 layers"),
     ],
 )
 def test_a_conversion_that_fails_leaves_nothing(body: str, says: str, tmp_path: Path, cli: Cli) -> None:
@@ -159,6 +162,26 @@ def test_a_conversion_that_fails_leaves_nothing(body: str, says: str, tmp_path: 
     done = cli(f"export {tmp_path}/final --to gguf -o {tmp_path}/out/m.gguf --converter {program}")
     assert done.code == 78 and says in done.err
     assert not list((tmp_path / "out").iterdir()) and not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("no program", 0o644, "may not be run"),
+        ("no program", 0o755, "cannot be run: Exec format error"),
+        ("#!/no/such/interpreter\n", 0o755, "cannot be run: No such file"),
+    ],
+)
+def test_a_converter_that_cannot_be_run_is_not_the_output_s_fault(
+    text: str, mode: int, says: str, tmp_path: Path, cli: Cli
+) -> None:
+    trained("llama", tmp_path)
+    program = tmp_path / "convert"
+    program.write_text(text)
+    program.chmod(mode)
+    done = cli(f"export {tmp_path}/final --to gguf -o {tmp_path}/m.gguf --converter {program}")
+    assert done.code == 78 and says in done.err and f"--converter {program}" in done.err, done.err
+    assert not (tmp_path / "m.gguf").exists() and not left_behind(tmp_path)
 
 
 def test_the_converter_is_told_what_it_needs(tmp_path: Path, cli: Cli) -> None:
