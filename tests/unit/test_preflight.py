@@ -245,6 +245,15 @@ def test_names_of_layers_come_from_shards_too(project: Path) -> None:
     )
 
 
+def test_a_head_that_files_leave_out_says_how_it_is_trained(project: Path) -> None:
+    weights = project / "m/model.safetensors"
+    weights.rename(project / "m/model-00001-of-00001.safetensors")
+    index = {"weight_map": {"model.layers.0.self_attn.q_proj.weight": "model-00001-of-00001.safetensors"}}
+    (project / "m/model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (problem,) = found("lora.target_modules=[q_proj, lm_head]").problems
+    assert "adapters are not put on lm_head" in problem.what and "lora.modules_to_save: [lm_head]" in problem.hint
+
+
 def test_names_are_not_judged_where_they_may_change_as_the_model_loads(project: Path) -> None:
     paper_model(project / "m", model_type="qwen3_moe", layers=["mlp.experts.0.gate_proj"])
     look(read_run_spec(Path("run.yaml"), ["lora.target_modules=[gate_up_proj]"], env={}))

@@ -12,6 +12,11 @@ ATTENTION_PROJECTIONS = (
 """What attention's projections are called, by architecture family."""
 
 
+def trained_otherwise(name: str) -> str:
+    """How a module is trained that adapters are not put on."""
+    return f"lora.modules_to_save: [{name}] trains it in full, lora.trainable_token_indices the rows of single tokens"
+
+
 def is_called(name: str, wanted: str) -> bool:
     """Whether a layer's full name is what a spec calls it: the same, or ending in it."""
     return name == wanted or name.endswith(f".{wanted}")

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model.layer_names import ATTENTION_PROJECTIONS, is_called
+from rankzero.model.layer_names import ATTENTION_PROJECTIONS, is_called, trained_otherwise
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import after_encoder, inside, parameter_parts, part_finder, wanted_parts
 from rankzero.spec.run_spec import LoraSpec, Part, Parts
@@ -52,7 +52,7 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
             of_part = [name for name, other in linear.items() if other == part]
             attention = [name for name in of_part if _last(name) in ATTENTION_PROJECTIONS]
             chosen += attention if attention and part in ("language", "vision_tower") else of_part
-    problems = _unmatched(lora, linear, parts, tensors)
+    problems = _unmatched(lora, linear, parts, tensors, model)
     saved = [*_routers(belongs, parts), *(_heads(model) if use == "classifies" else [])]
     if "projector" in parts and "projector" not in linear.values():
         saved += _outermost_modules([name for name, part in belongs.items() if part == "projector"], belongs)
@@ -158,7 +158,27 @@ def _is_chosen(name: str, lora: LoraSpec) -> bool:
     return any(is_called(name, wanted) for wanted in lora.target_modules)
 
 
-def _unmatched(lora: LoraSpec, linear: dict[str, Part], parts: frozenset[Part], tensors: list[str]) -> list[Problem]:
+def _no_layer(model: Any, wanted: str) -> Problem | None:
+    """Why a module with weights gets no adapter, and how it is trained; None where there is no such module."""
+    named = named_modules(model, wanted)
+    if not named:
+        return None
+    found = [model.get_submodule(name) for name in named]
+    if type(model).__name__.endswith("ForSequenceClassification") and all(after_encoder(model, name) for name in named):
+        what = f"adapters are not put on {wanted}: it is the head, after the encoder"
+        return Problem(what, "lora.target_modules", "leave it out: it is trained in full anyway")
+    ends = ((model.get_output_embeddings(), "head"), (model.get_input_embeddings(), "embeddings"))
+    for module, words in ends:
+        if any(one is module for one in found):
+            what = f"adapters are not put on {wanted}: it is the model's {words}"
+            return Problem(what, "lora.target_modules", trained_otherwise(wanted))
+    hint = f"lora.modules_to_save: [{wanted}] trains it in full"
+    return Problem(f"{wanted} is no linear layer", "lora.target_modules", hint)
+
+
+def _unmatched(
+    lora: LoraSpec, linear: dict[str, Part], parts: frozenset[Part], tensors: list[str], model: Any
+) -> list[Problem]:
     """A problem for each name in lora.target_modules that is no layer of the wanted parts."""
     if isinstance(lora.target_modules, str):
         return []
@@ -168,7 +188,9 @@ def _unmatched(lora: LoraSpec, linear: dict[str, Part], parts: frozenset[Part], 
     for wanted in lora.target_modules:
         matching = [name for name in [*linear, *tensors] if name == wanted or name.endswith(f".{wanted}")]
         elsewhere = sorted({linear[name] for name in matching if name not in available})
-        if not matching:
+        if not matching and (otherwise := _no_layer(model, wanted)) is not None:
+            problems.append(otherwise)
+        elif not matching:
             close = difflib.get_close_matches(wanted, last, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             hint += f"it has: {', '.join(last)} (or say all-linear)"

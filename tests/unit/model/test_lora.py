@@ -108,6 +108,24 @@ def test_every_unknown_module_is_named_with_a_guess() -> None:
     assert "down_proj" in wrong.value.problems[1].hint
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted", "what", "hint"),
+    [
+        ("llama", "lm_head", "adapters are not put on lm_head: it is the model's head", "modules_to_save: [lm_head]"),
+        ("llama", "model.embed_tokens", "not put on model.embed_tokens: it is the model's embeddings", "token_indices"),
+        ("gpt2", "wte", "adapters are not put on wte: it is the model's embeddings", "lora.modules_to_save: [wte]"),
+        ("llama", "input_layernorm", "input_layernorm is no linear layer", "lora.modules_to_save: [input_layernorm]"),
+        ("distilbert", "classifier", "adapters are not put on classifier: it is the head", "trained in full anyway"),
+    ],
+)
+def test_what_is_trained_otherwise_says_how(name: str, wanted: str, what: str, hint: str) -> None:
+    spec = spec_of(task=task_of(name), lora={"dropout": 0, "target_modules": [wanted]})
+    with pytest.raises(ConfigError) as refused:
+        targets(name, spec)
+    (problem,) = refused.value.problems
+    assert problem.where == "lora.target_modules" and what in problem.what and hint in problem.hint
+
+
 def test_a_module_of_a_part_that_is_not_trained_says_which() -> None:
     with pytest.raises(ConfigError) as wrong:
         targets("qwen3_vl", spec_with(target_modules=["q_proj", "qkv"]))
