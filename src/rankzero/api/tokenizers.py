@@ -66,7 +66,9 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
         )
     except Exception as error:  # tokenizers raises bare ones, and a config that is wrong AttributeError; it is kept
         reason = first_line(error)
-        hint = "give a directory with tokenizer.json and tokenizer_config.json, or a Hub id"
+        from rankzero.model.files import if_own_code
+
+        hint = if_own_code(error, "give a directory with tokenizer.json and tokenizer_config.json, or a Hub id")
         if isinstance(error, ImportError):
             hint = "this tokenizer needs that package: install it beside rankzero"
         raise ConfigError(f"the tokenizer cannot be loaded: {reason}", where=place.name, hint=hint) from error

@@ -32,6 +32,16 @@ NAMED_AS_STORED = frozenset(
 _LONGEST_HEADER = 100 << 20
 
 
+def if_own_code(error: BaseException, otherwise: str) -> str:
+    """The hint where a model cannot be loaded: how its own code is run, where that is what transformers asks for."""
+    if "trust_remote_code" not in str(error):
+        return otherwise
+    return (
+        "its own code runs only where a run.yaml allows it (model.trust_remote_code: true); what was made of a run is "
+        "asked by its run directory"
+    )
+
+
 def existing_directory(path: str, field: str) -> Path:
     """The directory at a path. Raises ConfigError where there is none."""
     directory = Path(path).expanduser()

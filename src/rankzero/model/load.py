@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from rankzero.collector import look_as_usual
 from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
-from rankzero.model.files import stored_precision
+from rankzero.model.files import if_own_code, stored_precision
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
@@ -83,7 +83,7 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
         raise ConfigError(
             f"the tokenizer cannot be loaded: {first_line(error)}",
             where=str(source.tokenizer),
-            hint="check tokenizer.json and tokenizer_config.json against the model's Hub page",
+            hint=if_own_code(error, "check tokenizer.json and tokenizer_config.json against the model's Hub page"),
         ) from error
     if chat_template is not None:
         try:
@@ -122,7 +122,7 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
         raise ConfigError(
             f"config.json cannot be used: {first_line(error)}",
             where=str(source.weights),
-            hint="a newer transformers may know this architecture; model.trust_remote_code runs the model's own code",
+            hint=if_own_code(error, "a newer transformers may know this architecture"),
         ) from error
 
 
