@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
+    BambaConfig,
+    FalconH1Config,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
+    NemotronHConfig,
 )
 
 from rankzero.engine.setup import to_train
@@ -453,6 +457,34 @@ def test_what_peft_does_not_adapt_is_refused_in_its_words() -> None:
     with pytest.raises(ConfigError, match="'out_proj' is incompatible with Mamba-based models") as error:
         to_train(model, spec_with(target_modules="all-linear"), base_name="base")
     assert error.value.problems[0].where == "lora.target_modules"
+
+
+HYBRID = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+HYBRID |= {"vocab_size": 64, "pad_token_id": 0}
+
+
+def falcon_h1() -> Any:
+    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4}
+    return FalconH1Config(**HYBRID, **sizes, num_hidden_layers=2)
+
+
+def nemotron_h() -> Any:
+    sizes = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1, "head_dim": 8}
+    return NemotronHConfig(**HYBRID, **sizes, layers_block_type=["mamba", "attention"])
+
+
+def bamba() -> Any:
+    sizes = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4}
+    return BambaConfig(**HYBRID, **sizes, num_hidden_layers=2, attn_layer_indices=[1])
+
+
+@pytest.mark.parametrize("config", [falcon_h1, nemotron_h, bamba])
+def test_auto_leaves_layers_with_states_alone_in_a_model_with_attention(config: Callable[[], Any]) -> None:
+    """Mamba's out_proj is called as attention's in other models, and peft refuses it in most of them."""
+    model = meta_model(config(), spec_with().model, "writes")
+    assert any(name.endswith(".out_proj") for name, _ in model.named_modules())
+    assert last(targets_in(model, spec_with()).modules) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    to_train(model, spec_with(), base_name="base")
 
 
 def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
