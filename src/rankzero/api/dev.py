@@ -129,7 +129,7 @@ def run_spec(
     made = {"num_nodes": len(pods), "nproc_per_node": pods[0].nproc}  # what `up` was told besides is in no file
     plan = _plan_in(reading, cluster.model_copy(update=made))
     _send(backend, pods, RUN, _files_of(plan))
-    command = ["python", "-m", "rankzero.launch.node", plan.config_dir]
+    command = ["python", "-P", "-m", "rankzero.launch.node", plan.config_dir]  # not the files that were sent
     env = {pod.name: {"RANKZERO_NODE": str(pod.node)} for pod in pods}
     return run_together(backend, pods, command, env, float(cluster.grace_period_seconds), line)
 

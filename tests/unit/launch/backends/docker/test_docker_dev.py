@@ -229,7 +229,7 @@ def test_a_run_spec_gets_its_files_and_the_node_command(
     assert "/tmp/rankzero-dev/run/files/rows.jsonl" in (there / "run.yaml").read_text()
     settings = json.loads((there / "node.json").read_text())
     assert settings["num_nodes"] == 2 and not settings["park"] and settings["prepared_marker"] is None
-    command = ["python", "-m", "rankzero.launch.node", "/tmp/rankzero-dev/run"]
+    command = ["python", "-P", "-m", "rankzero.launch.node", "/tmp/rankzero-dev/run"]
     assert done.code == 65 and ran == [(command, [{"RANKZERO_NODE": "0"}, {"RANKZERO_NODE": "1"}])]
 
 
