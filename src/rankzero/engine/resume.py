@@ -85,10 +85,13 @@ def check_same_run(
     for name, words in IDENTITIES.items():
         if manifest.get(name) == now[name] or (tokenizer_changed and name in {"data", "eval_data"}):
             continue  # tokens follow from the tokenizer: one cause is enough
-        if name == "model" and spec.lora is None:
+        if name == "model" and spec.model.trust_remote_code:
+            words += " or its own code"
+        elif name == "model" and spec.lora is None:
             hint = "undo it: in a full fine-tune all weights are the checkpoint's, and other ones would have no effect"
             problems.append(Problem(f"{words} changed since the checkpoint", name, hint))
-        elif name in allowed or spec.resume == "continue":
+            continue
+        if name in allowed or spec.resume == "continue":
             by = f"--allow-change {name}" if name in allowed else "resume: continue"
             notices.append(f"{words} changed; accepted by {by}")
             names.append(name)
