@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -104,11 +105,14 @@ def _progress(done: int, total: int) -> None:
 
 
 def _require_other_files(answers: Path, data: Sequence[str]) -> None:
-    """Raise UsageError where the answers would be written over what is asked."""
+    """Raise UsageError where the answers would be written over what is asked, or among it."""
     from rankzero.spec.data_paths import parse_data_path
 
+    written = answers.resolve()
     for path in data:
-        if Path(parse_data_path(path, os.path.exists).path).resolve() == answers.resolve():
+        text = parse_data_path(path, os.path.exists).path
+        read = Path(unquote(urlsplit(text).path) if text.startswith("file://") else text).resolve()
+        if written == read or read in written.parents or written.match(str(read)):
             raise UsageError("it is read and would be written", where=f"--answers {answers}", hint="another name")
 
 

@@ -170,7 +170,7 @@ def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[
 def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> Prompt | None:
     """None where nothing is asked: an answer stands alone. Raises ImageError."""
     before, last = _parted(row)
-    answer = None if last is None or last.content == NO_ANSWER else last
+    answer = None if last is None or NO_ANSWER in last.content else last
     if not row.templated and not row.verbatim and answer is None:  # a text that nobody has put a form on
         return question("".join(message.content for message in before), where)
     if not before:

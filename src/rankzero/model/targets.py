@@ -50,8 +50,9 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
     if lora.target_modules == "auto":
         for part in parts - {"router"}:
             of_part = [name for name, other in linear.items() if other == part]
-            attention = [name for name in of_part if _is_attention(model, name)]
-            chosen += attention if attention and part in ("language", "vision_tower") else of_part
+            usable = [name for name in of_part if not _is_out_of_states(model, name)]
+            attention = [name for name in usable if _last(name) in ATTENTION_PROJECTIONS]
+            chosen += attention if attention and part in ("language", "vision_tower") else usable
     problems = _unmatched(lora, linear, parts, tensors, model)
     saved = [*_routers(belongs, parts), *(_heads(model) if use == "classifies" else [])]
     if "projector" in parts and "projector" not in linear.values():
@@ -151,14 +152,13 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _is_attention(model: Any, name: str) -> bool:
-    """Whether a layer is a projection of attention, by its name; Mamba calls one of its own so, which stands beside a
-    convolution: its kernels take the weight alone, past an adapter."""
-    if _last(name) == "out_proj":
-        beside = {child for child, _ in model.get_submodule(name.rpartition(".")[0]).named_children()}
-        if {"in_proj", "conv1d"} <= beside:
-            return False
-    return _last(name) in ATTENTION_PROJECTIONS
+def _is_out_of_states(model: Any, name: str) -> bool:
+    """Whether a layer is Mamba's `out_proj`, which stands beside a convolution, and not attention's of that name: its
+    kernels take the weight alone, past an adapter."""
+    if _last(name) != "out_proj":
+        return False
+    beside = {child for child, _ in model.get_submodule(name.rpartition(".")[0]).named_children()}
+    return {"in_proj", "conv1d"} <= beside
 
 
 def _is_chosen(name: str, lora: LoraSpec) -> bool:

@@ -229,6 +229,12 @@ def test_a_row_is_looked_at_as_closely_as_for_training(tmp_path: Path) -> None:
             read_prompts(str(path), seed=1)
 
 
+def test_a_blank_answer_is_none_to_compare_with(tmp_path: Path) -> None:
+    row = {"segments": [{"label": False, "text": "Q"}, {"label": True, "text": "\n"}]}
+    (prompt,) = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", [row])), seed=1)
+    assert prompt.reference is None and "\ufdd4" not in prompt.text
+
+
 def test_an_answer_without_a_question_is_none(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "assistant", "content": "A"}]},

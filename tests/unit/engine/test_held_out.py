@@ -389,7 +389,9 @@ class TestNothingIsLost:
     def test_answers_are_not_written_over_what_is_asked(self, run: Path, rows: Path, cli: Cli) -> None:
         before = rows.read_bytes()
         (rows.parent / "link.jsonl").symlink_to(rows)
-        for asked, place in ((rows, rows), (f"{rows}#2", rows), (rows, rows.parent / "link.jsonl")):
+        others = ((rows.parent, rows), (rows.parent, rows.parent / "new.jsonl"), (f"'{rows.parent}/*.jsonl'", rows))
+        also = ((f"file://{rows}", rows), *others)
+        for asked, place in ((rows, rows), (f"{rows}#2", rows), (rows, rows.parent / "link.jsonl"), *also):
             done = cli(f"eval {run} --data {asked} --answers {place}")
             assert done.code == 2 and "it is read and would be written" in done.err and rows.read_bytes() == before
 

@@ -487,6 +487,12 @@ def test_auto_leaves_layers_with_states_alone_in_a_model_with_attention(config: 
     to_train(model, spec_with(), base_name="base")
 
 
+def test_auto_takes_what_can_be_adapted_of_a_model_with_states_alone() -> None:
+    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))
+    assert last(targets_in(model, spec_with()).modules) == ["dt_proj", "in_proj", "x_proj"]
+    to_train(model, spec_with(), base_name="base")
+
+
 def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
     spec = spec_of(lora={"dropout": 0}, train__parts=ALL_PARTS["qwen3_moe"])
     adapted = to_train(loaded(saved("qwen3_moe", tmp_path / "base"), spec), spec, base_name="base")

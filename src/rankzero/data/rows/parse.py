@@ -180,7 +180,8 @@ def _without_nan(line: bytes) -> Any:
     if b"NaN" not in line and b"Infinity" not in line:
         return None
     try:
-        row = orjson.loads(orjson.dumps(json.loads(line)))
+        row = json.loads(line, parse_constant=lambda _name: None)
+        json.dumps(row, ensure_ascii=False).encode()  # half a character is none
     except (ValueError, TypeError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -68,6 +68,7 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str | None]] = {
     "Latin-1 byte": (lambda row: row.replace(b'": "', b'": "\xe9', 1), "not UTF-8"),
     "lone surrogate": (lambda row: row.replace(b'": "', b'": "\\ud83d', 1), "not valid JSON"),
     "NaN where nobody reads": (lambda row: row[:-1] + b', "score": NaN}', None),
+    "NaN beside a long number": (lambda row: row[:-1] + b', "score": NaN, "n": 123456789012345678901}', None),
     "NaN where it counts": (lambda row: re.sub(rb'("id"|": )"[^"]*"', rb"\1NaN", row, count=1), "not valid JSON"),
     "NUL": (lambda row: row.replace(b'": "', b'": "\0', 1), "NUL byte"),
     "two rows on a line": (lambda row: row + row, "not valid JSON"),
