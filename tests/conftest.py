@@ -17,7 +17,8 @@ from rankzero.cache import uses
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is imported; see rankzero.engine
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+# Nothing empty among them: that would be whatever directory a process begins in.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a job that a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
