@@ -68,15 +68,33 @@ class RunStore:
 
     def require_ours(self) -> None:
         """Raise OtherRunError where the store has another run under this name, by its newest checkpoint or, without
-        one, its result: a start that came to neither has left nothing to lose. Raises StorageError."""
+        one, its result: a start that came to neither has left nothing to lose. A checkpoint that is here and there is
+        this run's, whatever changes were accepted since, here or on another machine. Raises StorageError."""
         if self._is_ours:
             return
-        there = self.newest_manifest()
+        there = None if self._shares_a_step() else self.newest_manifest()
         here = newest_manifest(self._run_dir)
         problems = [] if there is None else others_run(there, here, self._spec, self._allowed)
         if problems:
             raise OtherRunError(with_way_out(problems, self.url, self._spec))
         self._is_ours = True
+
+    def _shares_a_step(self) -> bool:
+        """Whether the newest checkpoint that is in both places is the same, by its manifest with all its hashes."""
+        with store_errors(self.url):
+            common = self._remote_steps() & set(self._run_dir.committed_steps())
+            for step in sorted(common, reverse=True)[:1]:
+                with tempfile.TemporaryDirectory() as place:
+                    fetch(
+                        self._store,
+                        posixpath.join(self._root, f"checkpoints/step-{step}", MANIFEST),
+                        Path(place) / MANIFEST,
+                    )
+                    try:
+                        return read_manifest(Path(place)) == read_manifest(self._run_dir.checkpoint(step))
+                    except StorageError:
+                        return False
+        return False
 
     def newest_manifest(self) -> dict[str, Any] | None:
         """Of the newest whole checkpoint there that has a readable one, else of the result; None: there is none. Raises

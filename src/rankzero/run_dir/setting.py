@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
@@ -38,9 +40,11 @@ def settled(spec: RunSpec, elsewhere: Callable[[], Mapping[str, Any] | None] = l
     if held is None and newest_manifest(_run_dir(beside)) is not None:
         return beside  # it was begun there
     held = elsewhere() if held is None else held
-    if held is None or is_same_setting(RunSpec.model_validate(held["spec"]), spec):
-        return spec
-    return beside
+    try:
+        is_ours = held is None or is_same_setting(RunSpec.model_validate(held["spec"]), spec)
+    except ValidationError:  # of a version whose specs this one does not read: another setting, whatever it is
+        is_ours = False
+    return spec if is_ours else beside
 
 
 def _run_dir(spec: RunSpec) -> RunDir:

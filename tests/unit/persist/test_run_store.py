@@ -20,9 +20,10 @@ from rankzero.launch.node.mirror import downloaded, mirrored, settled_there
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.persist import copying
 from rankzero.persist.objects import download_tree
-from rankzero.persist.run_store import RunStore
+from rankzero.persist.run_store import OtherRunError, RunStore
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory, write_text
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import settled
 from rankzero.spec.diff import name_beside
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import refuse
@@ -358,6 +359,28 @@ def saved_as(spec: RunSpec, step: int) -> RunDir:
     run.checkpoints.mkdir(exist_ok=True)
     commit_directory(staged, run.checkpoint(step), {"step": step, "spec": spec.model_dump(mode="json")})
     return run
+
+
+def test_changes_that_were_accepted_before_are_no_other_run(run: RunDir, url: str, tmp_path: Path) -> None:
+    """The copy lags behind a start that was killed; and this directory behind one on another machine."""
+    checkpoint(run, 5)
+    RunStore(run, f"{url}/r", spec_of(run)).upload()
+    other = RunDir(Path(shutil.copytree(run.root, tmp_path / "elsewhere" / "r", symlinks=True)))
+    changed = {"train": {"learning_rate": 3e-3}}
+    checkpoint(run, 10, data="more", **changed)
+    RunStore(run, f"{url}/r", spec_of(run, **changed)).require_ours()
+    checkpoint(other, 20, data="more", **changed)
+    RunStore(other, f"{url}/r", spec_of(other, **changed)).upload()
+    RunStore(run, f"{url}/r", spec_of(run, **changed)).require_ours()
+    shutil.rmtree(run.checkpoint(5))
+    with pytest.raises(OtherRunError):
+        RunStore(run, f"{url}/r", spec_of(run)).require_ours()
+
+
+def test_a_copy_of_an_unknown_version_is_another_setting(run: RunDir) -> None:
+    spec = spec_of(run).model_copy(update={"resume": "new"})
+    held = {"spec": {**spec.model_dump(mode="json"), "of_the_future": 1}}
+    assert settled(spec, lambda: held).name == name_beside(spec)
 
 
 @pytest.mark.parametrize("by", ["the spec", "the cluster"])
