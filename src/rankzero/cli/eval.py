@@ -112,7 +112,8 @@ def _require_other_files(answers: Path, data: Sequence[str]) -> None:
     for path in data:
         text = parse_data_path(path, os.path.exists).path
         read = Path(unquote(urlsplit(text).path) if text.startswith("file://") else text).resolve()
-        if written == read or read in written.parents or written.match(str(read)):
+        among = read.is_dir() and read in written.parents
+        if written == read or among or written.match(str(read)):
             raise UsageError("it is read and would be written", where=f"--answers {answers}", hint="another name")
 
 
