@@ -195,8 +195,9 @@ def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
     else's, does not keep it."""
     from rankzero.engine.console import logger
     from rankzero.run_dir.atomic import write_json
-    from rankzero.run_dir.evaluation import together
+    from rankzero.run_dir.evaluation import BASE_MODEL, of_this_base, together
     from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.setting import newest_manifest
 
     path = RunDir(run).evaluation
     try:
@@ -208,7 +209,8 @@ def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
         directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
         how = {"limit": tasks.limit, "directory": directory}
         new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
+    kept = of_this_base(kept if isinstance(kept, dict) else {}, newest_manifest(RunDir(run)) or {})
     try:
-        write_json(path, together(kept if isinstance(kept, dict) else {}, new))
+        write_json(path, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})
     except StorageError as error:
         logger.warning("[RESULT] the run does not keep what was measured: %s: %s", path, error.problems[0].what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -82,7 +83,6 @@ def _here(run: str) -> Path:
 
 def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
     """Which run, and from which store, where it is one."""
-    from rankzero.run_dir.setting import settled
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
@@ -105,7 +105,7 @@ def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
         spec = resolve(loaded.spec)
         names, there = (str(spec.name),), spec.output_url
         if given and not asks_cluster:
-            names = _names(settled(absolute(spec, loaded.base)))
+            names = _names(absolute(spec, loaded.base))
     if url is None and not asks_cluster:
         url = there
     return _Wanted(names, url, path if given else None)
@@ -118,6 +118,9 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[So
     from rankzero.persist.sources import CommandSource, ObjectSource
 
     def found_in(url: str, names: Sequence[str]) -> tuple[Source, str]:
+        own = posixpath.basename(url.rstrip("/"))
+        names = [own] if own in names else names  # it is most likely the run itself
+
         def find(name: str) -> Source:
             return ObjectSource.find(url, name, itself=name == names[-1])
 

@@ -6,6 +6,7 @@ the question; it is kept to compare what the model writes with.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,7 +207,17 @@ def _parted(row: Conversation) -> tuple[tuple[Message, ...], Message | None]:
         start -= 1
     if not start and row.verbatim:  # all of it is trained, as a plain text is
         return messages, None
+    if _says_something("".join(message.content for message in messages[end:])):  # it ends with a question
+        return messages, None
     return messages[:start], Message("completion", "".join(message.content for message in messages[start:end]))
+
+
+def _says_something(text: str) -> bool:
+    """Whether there are words in it besides marks such as `</s>` and `[/INST]`."""
+    return any(one.isalnum() for one in _MARKS.sub("", text))
+
+
+_MARKS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 
 
 def _reference(answer: Message | None) -> str | None:

@@ -32,7 +32,7 @@ from rankzero.run_dir.atomic import (
     written_files,
 )
 from rankzero.run_dir.card import CARD, card_text
-from rankzero.run_dir.evaluation import of_the_base
+from rankzero.run_dir.evaluation import of_the_base, of_this_base
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
 from rankzero.spec.run_spec import RunSpec
@@ -81,7 +81,7 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
     about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
     weights = written_files(staged, sorted(staged.glob("*.safetensors")))
     if weights != weights_of(run.run_dir.final):
-        leave_out_scores(run.run_dir)
+        leave_out_scores(run.run_dir, run.manifest_meta)
     commit_directory(staged, run.run_dir.final, about, known=weights)
     return step
 
@@ -95,14 +95,15 @@ def weights_of(final: Path) -> dict[str, Any]:
     return {name: entry for name, entry in files.items() if name.endswith(".safetensors")}
 
 
-def leave_out_scores(run_dir: RunDir) -> None:
-    """Of a result that is about to be replaced by another one. Files are emptied, not removed: copies in object stores
-    follow. The merged model's own directory keeps what merge.json says of it."""
+def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:
+    """Of a result that is about to be replaced by another one; those of the base stay where it is still the same, by
+    what checkpoints say `about` the run. Files are emptied, not removed: copies in object stores follow. The merged
+    model's own directory keeps what merge.json says of it."""
     try:
         kept = json.loads(run_dir.evaluation.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         kept = {}
-    if isinstance(kept, dict) and kept and (left := of_the_base(kept)) != kept:
+    if isinstance(kept, dict) and kept and (left := of_the_base(of_this_base(kept, about))) != kept:
         write_json(run_dir.evaluation, left)
         words = "[RESULT] final/ is another result than was measured: eval.json has no scores of it yet"
         logger.info("%s (`rankzero eval %s`)", words, shlex.quote(str(run_dir.root)))

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rankzero.data.prompts import Prompt
@@ -24,6 +25,7 @@ from rankzero.model.generate import (
     require_sight,
 )
 from rankzero.model.load import stop_token_ids
+from rankzero.run_dir.atomic import file_sha256
 
 BATCH = 16
 """Answers that are computed together. Of questions of like length, so that little is padding."""
@@ -123,6 +125,8 @@ def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> d
     asked = hashlib.sha256()
     for row in rows:
         asked.update(repr((row.prompt.text, row.prompt.reference)).encode("utf-8", "surrogatepass"))
+        for image in row.prompt.images:
+            asked.update(file_sha256(Path(image)).encode())
     facts: dict[str, Any] = {
         "asked": asked.hexdigest()[:16],
         "rows": len(rows),

@@ -168,10 +168,16 @@ def _is_chosen(name: str, lora: LoraSpec) -> bool:
     return any(is_called(name, wanted) for wanted in lora.target_modules)
 
 
-def _no_layer(model: Any, wanted: str) -> Problem | None:
+def _no_layer(model: Any, wanted: str, linear: dict[str, Part]) -> Problem | None:
     """Why a module with weights gets no adapter, and how it is trained; None where there is no such module."""
     named = named_modules(model, wanted)
     if not named:
+        return None
+    part_of = part_finder(model)
+    if all(part_of(name) == "experts" for name in named):
+        what, hint = "experts get adapters by their part, not by name", "set train.parts: [language, experts]"
+        return Problem(what, "lora.target_modules", f"{hint}, and leave {wanted} out")
+    if any(inside(name, named) for name in linear):  # the layers in it can be named
         return None
     found = [model.get_submodule(name) for name in named]
     if type(model).__name__.endswith("ForSequenceClassification") and all(after_encoder(model, name) for name in named):
@@ -198,7 +204,7 @@ def _unmatched(
     for wanted in lora.target_modules:
         matching = [name for name in [*linear, *tensors] if name == wanted or name.endswith(f".{wanted}")]
         elsewhere = sorted({linear[name] for name in matching if name not in available})
-        if not matching and (otherwise := _no_layer(model, wanted)) is not None:
+        if not matching and (otherwise := _no_layer(model, wanted, linear)) is not None:
             problems.append(otherwise)
         elif not matching:
             close = difflib.get_close_matches(wanted, last, n=1)

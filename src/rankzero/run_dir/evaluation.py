@@ -1,6 +1,7 @@
 """eval.json: as rows of a table, and with more in it. Pure; what may have been edited is read, so nothing is required.
 
-{"sets": {name: {"path", "rows", "with_reference", …, "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
+{"base_model": {"model", "tokenizer"},
+ "sets": {name: {"path", "rows", "with_reference", …, "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
  "tasks": {name: {"limit", "directory", "base": {metric: value}, "tuned": {…}}}}
 """
 
@@ -10,6 +11,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 WHO = ("base", "tuned")
+BASE_MODEL = "base_model"
+"""Which model `base` is: its identities, as checkpoints' manifests have them."""
 MEASURES = {"exact_match": "exact match", "token_f1": "token F1", "judge": "judge, of 10"}
 """Of an own set, in the order of the table."""
 
@@ -88,10 +91,23 @@ def _shown(value: float | None, *, share: bool) -> str:
     return f"{100 * value:.1f} %" if share else f"{value:.4g}"
 
 
-def of_the_base(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def of_this_base(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What stays where the base is that of a checkpoint's manifest: scores of another one, which the run began from
+    before a change was accepted, are left out."""
+    base = {name: manifest.get(name) for name in ("model", "tokenizer")}
+    left = () if found.get(BASE_MODEL) == base else (WHO[0],)
+    return {**_without(found, left), BASE_MODEL: base}
+
+
+def of_the_base(found: Mapping[str, Any]) -> dict[str, Any]:
     """What stays where the result is another one: what the model before training scored."""
-    tuned = WHO[1]
+    kept = _without(found, (WHO[1],))
+    measured = {part: {name: one for name, one in ones.items() if WHO[0] in one} for part, ones in kept.items()}
+    return {**measured, BASE_MODEL: found.get(BASE_MODEL)}
+
+
+def _without(found: Mapping[str, Any], who: Collection[str]) -> dict[str, dict[str, dict[str, Any]]]:
     return {
-        part: {name: {k: v for k, v in one.items() if k != tuned} for name, one in _maps(found, part) if WHO[0] in one}
+        part: {name: {key: value for key, value in one.items() if key not in who} for name, one in _maps(found, part)}
         for part in ("sets", "tasks")
     }

@@ -30,16 +30,33 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
     for name in _decide_rows(base):
         its = [_value(spec, name) for spec in specs]
         if (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its):
-            hint = "give data.eval a file of its own" + ("" if _is_held_out(base) else ", without a sample")
-            yield Problem(f"{name} decides which rows trials are compared by", where, hint)
+            yield Problem(f"{name} decides which rows trials are compared by", where, _hint(name, base))
+
+
+_DRAW = ("train.seed", "data.train")
+_READ = ("data.deduplicate", "data.over_length")
+"""By these the rows of `data.eval` are read too, wherever they are."""
+_LENGTHEN = (
+    *("data.max_length", "data.reasoning", "data.chat_template", "data.chat_template_kwargs", "data.image_max_tokens"),
+    *("model.name", "model.local_dir", "model.tokenizer_dir", "model.revision"),
+)
+"""What a row's tokens, and so its length, follow from."""
 
 
 def _decide_rows(base: RunSpec) -> tuple[str, ...]:
     """Fields from which it follows which rows are evaluated on."""
-    if not _is_held_out(base):
-        return ("train.seed",) if _is_sampled(base) else ()
-    dropped = ("data.max_length",) if base.data.over_length == "drop" else ()
-    return ("train.seed", "data.train", "data.deduplicate", "data.over_length", *dropped)
+    if base.data.eval is None:
+        return ()
+    drawn = _DRAW if _is_held_out(base) else _DRAW[:1] if _is_sampled(base) else ()
+    return (*drawn, *_READ, *(_LENGTHEN if base.data.over_length == "drop" else ()))
+
+
+def _hint(field: str, base: RunSpec) -> str:
+    if field in _DRAW:
+        return "give data.eval a file of its own" + ("" if _is_held_out(base) else ", without a sample")
+    if field in _READ:
+        return "give it one value: the rows of data.eval are read by it too"
+    return "give it one value, or set data.over_length: truncate: rows of data.eval that are too long are dropped too"
 
 
 def _is_held_out(spec: RunSpec) -> bool:

@@ -16,6 +16,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.persist.sources import Execute
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import settled
 from rankzero.spec.diff import name_beside
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.local_paths import absolute
@@ -87,6 +88,27 @@ def test_the_run_beside_another_settings(cli: Cli, two: tuple[str, str], place: 
     written(f"{NEW}train: {{max_steps: 3}}\n")
     assert json.loads(cli(f"pull run.yaml {store}{place} --json").out)["run_dir"] == "runs/r"
     assert json.loads(cli(f"pull run.yaml {store}/runs/r -o o --json").out)["run_dir"] == "o"
+
+
+def test_a_name_that_another_setting_has_here_is_looked_for_there(cli: Cli, two: tuple[str, str]) -> None:
+    """The run was trained where its name was free."""
+    store, beside = two
+    shutil.rmtree(f"{store.removeprefix('file://')}/runs/{beside}")
+    spec = absolute(resolve(load_run_spec(Path("run.yaml"), env={}).spec), Path.cwd())
+    other = spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": 0.5})})
+    run_dir = RunDir(Path("runs/r"))
+    (run_dir.root / "staged").mkdir(parents=True)
+    run_dir.checkpoints.mkdir()
+    commit_directory(run_dir.root / "staged", run_dir.checkpoint(1), {"step": 1, "spec": other.model_dump(mode="json")})
+    assert settled(spec).name == beside
+    done = cli(f"pull run.yaml {store}/runs -o elsewhere --json")
+    assert done.code == 0 and json.loads(done.out)["run_dir"] == "elsewhere", done.err
+
+
+def test_a_run_beside_by_its_own_url(cli: Cli, two: tuple[str, str]) -> None:
+    store, beside = two
+    done = cli(f"pull run.yaml {store}/runs/{beside} --json")
+    assert json.loads(done.out)["run_dir"] == f"runs/{beside}", done.err
 
 
 def test_the_run_beside_another_settings_on_a_volume(cli: Cli, store: str) -> None:

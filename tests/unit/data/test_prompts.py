@@ -229,6 +229,13 @@ def test_a_row_is_looked_at_as_closely_as_for_training(tmp_path: Path) -> None:
             read_prompts(str(path), seed=1)
 
 
+def test_segments_that_end_with_a_question_are_asked_it(tmp_path: Path) -> None:
+    said = [(False, "Q1"), (True, "A1</s>"), (False, "[INST] Q2 [/INST]")]
+    row = {"segments": [{"label": label, "text": text} for label, text in said]}
+    (prompt,) = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", [row])), seed=1)
+    assert (prompt.text, prompt.reference) == ("Q1A1</s>[INST] Q2 [/INST]", None)
+
+
 def test_a_blank_answer_is_none_to_compare_with(tmp_path: Path) -> None:
     row = {"segments": [{"label": False, "text": "Q"}, {"label": True, "text": "\n"}]}
     (prompt,) = read_prompts(str(write_jsonl(tmp_path / "rows.jsonl", [row])), seed=1)

@@ -26,7 +26,7 @@ from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
 from rankzero.engine.text_scores import exact_match, token_f1, without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
 from rankzero.model.generate import Reply, Speaker
-from rankzero.run_dir.evaluation import together
+from rankzero.run_dir.evaluation import of_the_base, of_this_base, together
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 from tests.support.pipes import read_pipe
@@ -195,7 +195,8 @@ def test_base_and_tuned_on_own_rows(run: Path, rows: Path, judge: str, monkeypat
     assert one["tuned"]["judged"] == 3 and one["tuned"]["without_grade"] == 0
     assert {asked["path"] for asked in StandIn.asked} == {"/v1/chat/completions"} and len(StandIn.asked) == 1 + 6
     assert set(StandIn.keys) == {f"Bearer {KEY}"} and KEY not in (run / "eval.json").read_text()
-    assert json.loads((run / "eval.json").read_text()) == json.loads(json.dumps(found.to_json()))
+    kept = json.loads((run / "eval.json").read_text())
+    assert set(kept.pop("base_model")) == {"model", "tokenizer"} and kept == json.loads(json.dumps(found.to_json()))
     assert found.table[0][:2] == ("held.jsonl (3 rows)", "exact match") and found.table[0][3] == "100.0 %"
     assert "tuned" in str(found) and found._repr_html_().count("<tr>") == 4
 
@@ -264,6 +265,17 @@ def test_sets_of_one_file_name_are_kept_apart(run: Path, rows: Path, tmp_path: P
         assert kept(Path("en/held.jsonl")) == both
     german.write_text(rows.read_text().splitlines(keepends=True)[1])
     assert kept(german, base=False) == {**first, "held.jsonl (2)": (str(german), 1, False)}, "its scores are of others"
+
+
+def test_scores_of_another_base_are_left_out() -> None:
+    sets = {"a": {"base": {"exact_match": 0.1}, "tuned": {"exact_match": 0.5}}, "b": {"tuned": {}}}
+    kept = of_this_base(
+        {"sets": sets, "base_model": {"model": "1", "tokenizer": "t"}}, {"model": "1", "tokenizer": "t"}
+    )
+    assert kept["sets"] == sets
+    assert of_the_base(kept)["sets"] == {"a": {"base": {"exact_match": 0.1}}}
+    other = of_this_base(kept, {"model": "2", "tokenizer": "t"})
+    assert other["sets"]["a"] == {"tuned": {"exact_match": 0.5}} and of_the_base(other)["sets"] == {}
 
 
 def test_what_an_older_version_kept_is_replaced_and_what_is_damaged_is_left() -> None:

@@ -295,7 +295,10 @@ def test_scores_of_a_result_do_not_outlive_it(tmp_path: Path, tiny: Path) -> Non
     spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
     run_here(spec)
     run_dir = RunDir(run_root(spec))
+    saved = read_manifest(run_dir.checkpoint(1))
+    base = {name: saved[name] for name in ("model", "tokenizer")}
     found = {
+        "base_model": base,
         "sets": {"a": {"rows": 50, "base": {"exact_match": 0.1}, "tuned": {"exact_match": 0.42}}},
         "tasks": {"t": {"tuned": {"acc": 0.4321}}},
     }
@@ -309,6 +312,7 @@ def test_scores_of_a_result_do_not_outlive_it(tmp_path: Path, tiny: Path) -> Non
     longer = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 2})})
     run_here(longer, allow_changes=("train.max_steps",), log_level="INFO")
     assert json.loads(run_dir.evaluation.read_text()) == {
+        "base_model": base,
         "sets": {"a": {"rows": 50, "base": {"exact_match": 0.1}}},
         "tasks": {},
     }

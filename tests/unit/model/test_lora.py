@@ -120,6 +120,8 @@ def test_every_unknown_module_is_named_with_a_guess() -> None:
         ("gpt2", "wte", "adapters are not put on wte: it is the model's embeddings", "lora.modules_to_save: [wte]"),
         ("llama", "input_layernorm", "input_layernorm is no linear layer", "lora.modules_to_save: [input_layernorm]"),
         ("distilbert", "classifier", "adapters are not put on classifier: it is the head", "trained in full anyway"),
+        ("qwen3_moe", "experts", "experts get adapters by their part", "train.parts: [language, experts]"),
+        ("llama", "self_attn", "the model has no linear module self_attn", "q_proj"),
     ],
 )
 def test_what_is_trained_otherwise_says_how(name: str, wanted: str, what: str, hint: str) -> None:

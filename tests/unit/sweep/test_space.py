@@ -116,6 +116,12 @@ FILES: dict[str, Any] = {"train": "org/rows", "eval": "org/rows[test]"}
         (RUN["data"], {"data.deduplicate": {"values": [True, False]}}, "data.deduplicate decides"),
         (RUN["data"], {"data.over_length": {"values": ["drop", "truncate"]}}, "data.over_length decides"),
         ({**RUN["data"], "over_length": "drop"}, {"data.max_length": {"values": [64, 128]}}, "data.max_length decides"),
+        # an eval file is read by the same rules
+        (FILES, {"data.deduplicate": {"values": [True, False]}}, "data.deduplicate decides"),
+        (FILES, {"data.over_length": {"values": ["drop", "truncate"]}}, "data.over_length decides"),
+        ({**FILES, "over_length": "drop"}, {"data.max_length": {"values": [64, 128]}}, "data.max_length decides"),
+        ({**FILES, "over_length": "drop"}, {"data.reasoning": {"values": ["keep", "drop"]}}, "data.reasoning decides"),
+        ({**FILES, "over_length": "drop"}, {"model.name": {"values": ["o/a", "o/b"]}}, "model.name decides"),
         ({**FILES, "eval": "org/rows[test]#50"}, {"train.seed": {"values": [1, 2]}}, "train.seed decides"),
         (
             {**FILES, "eval": [{"path": "e.jsonl", "sample": 9}]},
@@ -137,7 +143,7 @@ def test_trials_that_could_not_be_compared_are_refused(
     [
         (FILES, {"train.seed": {"values": [1, 2]}}),
         (FILES, {"data.train": {"values": ["org/a", "org/b"]}}),
-        (FILES, {"data.deduplicate": {"values": [True, False]}}),
+        (FILES, {"data.max_length": {"values": [64, 128]}}),
         (FILES, {"data": {"values": [FILES, {**FILES, "train": "org/b"}]}}),
         (RUN["data"], {"train.seed": {"values": [7]}}),
         (RUN["data"], {"data.train": {"values": ["org/b"]}}),
