@@ -80,13 +80,15 @@ class _Local:
         self._begun = begun
         """Of the first start."""
         self._stop_at: float | None = None
+        self._asked_by: int = signal.SIGTERM
         self._workers: Workers | None = None
         self._unheard: list[int] = []
         """Signals for workers that are still being started."""
 
     def heard(self, number: int) -> None:
         """The signal handler: pass a stop on, and make no new start."""
-        self._stop_at = self._stop_at or time.monotonic()
+        if self._stop_at is None:
+            self._stop_at, self._asked_by = time.monotonic(), number
         # A terminal that is closed takes this process alone along: to the workers it is a wish to stop.
         number = signal.SIGTERM if number == signal.SIGHUP else number
         if self._workers is None:
@@ -154,7 +156,7 @@ class _Local:
         while workers.running():
             overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
             if overdue:
-                workers.kill()
+                workers.end_overdue(self._asked_by, GRACE_SECONDS, str(self._run_dir.root))
             elif workers.peers_are_late(GRACE_SECONDS):
                 workers.end_late_peers()
             hang.look(end=self._restarts.most > 0 and self._stop_at is None)

@@ -208,9 +208,14 @@ class Workers:
         return len(self._suspended()) == len(self.processes)
 
     def end(self, error: RankzeroError) -> None:
-        """End all, for this reason."""
+        """End all that are left, for this reason."""
         self._ended = error
         self.kill()
+
+    def end_overdue(self, number: int, grace_seconds: float, where: str = "", mend: str = "") -> None:
+        """End those that were asked to stop by this signal and have not saved in time; `mend` says what gives more."""
+        what = f"stopped by {signal.Signals(number).name}; not saved in {grace_seconds:.0f} s, so ended"
+        self.end(StoppedError(what, where=where, hint=f"{_AGAIN}; {mend}" if mend else _AGAIN))
 
     @property
     def interrupted(self) -> bool:
@@ -257,11 +262,11 @@ class Workers:
     def failure(self) -> RankzeroError | None:
         """What the first one that failed said; None where all succeeded. Of several the one that did not lose a peer:
         processes of a dead one fail too, and theirs would only bury the cause."""
-        if self._ended is not None:
-            return self._ended
         failed = [local for local, process in enumerate(self.processes) if process.returncode != 0]
         if not failed:
             return None
+        if self._ended is not None:
+            return self._ended
         first = failed[0] if self._first_failed is None else self._first_failed
         found = {local: self._error_of(local) for local in [first, *failed]}
         if self._late and isinstance(found[first], errors.PeerLostError):

@@ -232,3 +232,23 @@ def test_an_interrupted_run_ends_as_an_interrupted_command(tmp_path: Path, monke
     (tmp_path / "go-0").write_text("130")
     with pytest.raises(KeyboardInterrupt):
         local.run_processes(small_spec(tmp_path, tmp_path), RunOptions(), 2, os.environ)
+
+
+def test_processes_that_do_not_save_in_time_were_stopped_not_short_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We end them with the kernel's own signal for a machine without memory."""
+    monkeypatch.setattr("rankzero.launch.processes.TRAINS", "tests.support.stand_in")
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.0)
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    watched = local._Local._watch
+
+    def asked_when_up(self: local._Local, workers: Workers) -> None:
+        wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+        os.kill(os.getpid(), signal.SIGTERM)
+        watched(self, workers)
+
+    monkeypatch.setattr(local._Local, "_watch", asked_when_up)
+    with pytest.raises(StoppedError, match="stopped by SIGTERM; not saved in 0 s, so ended") as caught:
+        local.run_processes(small_spec(tmp_path, tmp_path), RunOptions(), 2, os.environ, max_restarts=3)
+    assert "memory" not in str(caught.value) and "the same command continues" in str(caught.value)

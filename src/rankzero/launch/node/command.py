@@ -62,7 +62,6 @@ class Node:
         self._output, self._stop, self._client = output, stop, client
         self._at = time.monotonic()
         self._connected = False
-        self._overdue = False
         self._ours: set[int] = set()
         self._look_at = 0.0
         self._over = False
@@ -189,8 +188,7 @@ class Node:
             now = time.monotonic()
             if self._stop.at is not None and now - self._stop.at > grace:
                 self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
-                self._overdue = True
-                workers.kill()
+                workers.end_overdue(self._stop.number, grace, self._name, "a longer grace period saves the rest")
             elif gentle_since is not None and now - gentle_since > grace:
                 workers.kill()
             elif workers.peers_are_late(grace):
@@ -213,10 +211,6 @@ class Node:
     def _finish(self, workers: Workers) -> None:
         """Make of the workers' end the node's. Returns when the run is done everywhere."""
         failure = workers.failure()
-        if failure is not None and self._overdue:
-            what = f"stopped by {self._stop.name}; not saved in {self._settings.grace_seconds:.0f} s, so ended"
-            hint = "the same command continues from the newest checkpoint; a longer grace period saves the rest"
-            failure = StoppedError(what, where=self._name, hint=hint)
         if self._client is None:
             if failure is not None:
                 raise failure
