@@ -71,6 +71,14 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def bfloat16_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs take this CPU for one that multiplies bfloat16, as not every CPU does; where it does not, torch emulates it."""
+    from rankzero.machine import CPU_FEATURES_VARIABLE, cpu_features
+
+    monkeypatch.setenv(CPU_FEATURES_VARIABLE, " ".join(sorted({*cpu_features(), "avx512_bf16"})))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A 2-layer Llama with random weights and a ChatML tokenizer."""

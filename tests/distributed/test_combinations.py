@@ -29,7 +29,7 @@ from tests.support.runs import final_weights, metrics, small_spec
 from tests.support.tiny import tiny_tokenizer, write_jsonl
 from tests.support.tiny_configs import CONFIGS
 
-pytestmark = [pytest.mark.faults, pytest.mark.distributed]
+pytestmark = [pytest.mark.faults, pytest.mark.distributed, pytest.mark.usefixtures("bfloat16_computed")]
 
 SEEDS = range(int(os.environ.get("COMBINATIONS", "1")))
 MIXTURES = ("deepseek_v3", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")

@@ -190,6 +190,7 @@ def test_checkpoints_unpickle_nothing_and_full_ones_are_spread(
     assert sum(sizes) == pytest.approx(whole, rel=0.1), "weights and optimizer once"
 
 
+@pytest.mark.usefixtures("bfloat16_computed")
 @pytest.mark.parametrize("kind", IN_BFLOAT16)
 def test_in_bfloat16_the_same_rows_have_the_same_gradients_from_the_first_pass_on(kind: str, tmp_path: Path) -> None:
     """Three steps of all rows each, between which weights hardly move; the same as in one process."""

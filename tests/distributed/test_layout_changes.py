@@ -89,6 +89,7 @@ def test_zero_with_the_others(method: str, tiny: Path, tmp_path: Path) -> None:
     endure(few if SEEDS == 1 else (REPLICAS[0], REPLICAS[2], SHARDED[0], *ZERO), method, tiny, tmp_path)
 
 
+@pytest.mark.usefixtures("bfloat16_computed")
 @pytest.mark.parametrize("layouts", [("ddp", "fsdp"), ("fsdp", "ddp")])
 def test_a_tower_that_is_not_trained_stays_as_it_was(layouts: tuple[str, str], tmp_path: Path) -> None:
     """Its files are float32, and it is computed with in bfloat16."""

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.run_dir.handover import read_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import require_told
 
 if TYPE_CHECKING:
     from rankzero.engine.hooks import Hooks
@@ -56,11 +58,12 @@ class Outcome:
 
 def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **options: Any) -> Outcome:
     """Train in `nproc` processes; whatever happens, none is left behind."""
+    require_told(spec)
     payload = {
         "spec": spec.model_dump(mode="json"),
         "options": asdict(RunOptions(log_level="INFO", **options)),
         "ordeal": asdict(ordeal or Ordeal()),
-        "env": {"RANKZERO_CACHE": os.environ["RANKZERO_CACHE"]},
+        "env": {name: os.environ[name] for name in ("RANKZERO_CACHE", CPU_FEATURES_VARIABLE) if name in os.environ},
     }
     with tempfile.TemporaryDirectory() as name:
         codes = in_ranks(run_rank, nproc, Path(name), json.dumps(payload))

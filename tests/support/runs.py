@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import chat_rows, write_jsonl
@@ -63,12 +64,22 @@ def final_weights(spec: RunSpec) -> dict[str, torch.Tensor]:
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
+def require_told(spec: RunSpec) -> None:
+    """A test that trains in 16 bits on a CPU says that the CPU computes so (`bfloat16_computed`), or it would pass on
+    some CPUs alone."""
+    import torch
+
+    by_itself = spec.model.dtype in ("auto", "float32") or torch.cuda.is_available()
+    assert by_itself or CPU_FEATURES_VARIABLE in os.environ, f"say which CPU computes {spec.model.dtype}"
+
+
 def run_here(
     spec: RunSpec, *, log_level: str = "WARNING", hooks: Hooks | None = None, **options: Any
 ) -> dict[str, Any]:
     """Train in this process."""
     from rankzero.engine.worker import run
 
+    require_told(spec)
     return run(spec, RunOptions(log_level=log_level, **options), hooks)
 
 

@@ -277,9 +277,9 @@ def test_a_warm_up_longer_than_the_run_is_said_to_be_cut(tmp_path: Path, tiny: P
     assert [row["learning_rate"] for row in metrics(spec)] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
 
 
-def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("bfloat16_computed")
+def test_bfloat16_trains(tmp_path: Path, tiny: Path) -> None:
     """The path of devices that compute bfloat16, whatever this one does: frozen base in bf16, adapters in float32."""
-    monkeypatch.setattr("rankzero.engine.device.computes_bfloat16", lambda _device: True)
     spec = small_spec(tmp_path, tiny, model__dtype="bfloat16", train__num_train_epochs=1)
     report = run_here(spec)
     assert report["environment"]["dtype"] == "bfloat16"
