@@ -27,6 +27,8 @@ class Family:
     bos: str | None = None
     arguments_as_text: bool = False
     """Its template takes the arguments of calls as JSON in a string."""
+    named_ids: bool = False
+    """Its models have ids of calls that say which function is called."""
     dated: bool = False
     """Its template prints today's date."""
 
@@ -86,7 +88,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family(wire.olmo2, "<|endoftext|>", "<|endoftext|>", "<|endoftext|>"),
     "zephyr": Family(wire.zephyr, "<s> </s>", "</s>", "<s>"),
     "vicuna": Family(wire.vicuna, "<s> </s>", "</s>", "<s>"),
-    "kimi_k2": Family(wire.kimi_k2, _KIMI, "<|im_end|>", "[BOS]"),
+    "kimi_k2": Family(wire.kimi_k2, _KIMI, "<|im_end|>", "[BOS]", named_ids=True),
 }
 assert FAMILIES.keys() == {file.stem for file in TEMPLATES.glob("*.jinja")}
 

@@ -111,6 +111,24 @@ def test_no_row_is_wrong(family: str) -> None:
     assert not wrong, "\n\n".join(f"{dialogue}: {why}" for dialogue, why in wrong.items())
 
 
+@pytest.mark.parametrize("family", [*FAMILIES])
+@pytest.mark.parametrize("whole", [False, True], ids=["answers", "everything"])
+def test_calls_are_trained_with_their_names_and_arguments(family: str, whole: bool) -> None:
+    rules = TokenRules(max_length=100_000, assistant_only_loss=not whole)
+    renderer = Renderer(take_apart(tokenizer(family)), rules)
+    for name, dialogue in DIALOGUES.items():
+        _, conversation = convert(dialogue.row(), 1)
+        assert isinstance(conversation, Conversation)
+        row = renderer.render(conversation)
+        if isinstance(row, RowProblem):
+            continue
+        trained = "".join(row.text[start:end] for start, end in row.spans)
+        for call in (call for turn in dialogue.turns if turn.learn for call in turn.calls):
+            without_tools = trained.split("What is the weather", 1)[-1]
+            missing = [text for text in (call.name, *map(str, call.arguments.values())) if text not in without_tools]
+            assert not missing, (name, row.text)
+
+
 def sayable(family: str, dialogue: str) -> bool:
     try:
         FAMILIES[family].write(DIALOGUES[dialogue])
@@ -136,8 +154,8 @@ def test_what_was_written_down_is_what_transformers_renders(family: str) -> None
         expected = about.write(dialogue).text
         if ID.format(0) in expected or (about.eos == "<|endoftext|>" and family == "glm4_5"):
             continue
-        if about.arguments_as_text and any(turn.calls for turn in dialogue.turns):
-            continue  # transformers takes null contents away, which this template asks for
+        if (about.arguments_as_text or about.named_ids) and any(turn.calls for turn in dialogue.turns):
+            continue  # transformers takes null contents away, which one template asks for, and leaves ids as they are
         row: dict[str, Any] = dialogue.row()
         for turn in row["messages"]:
             for call in turn.get("tool_calls", ()):

@@ -583,7 +583,10 @@ def vicuna(d: Dialogue) -> Wire:
 
 
 def kimi_k2(d: Dialogue) -> Wire:
+    """Which function is called says the id alone: its name, and how many calls there were before."""
     wire = Wire()
+    calls = [call for turn in d.turns for call in turn.calls]
+    ids = {call.id: f"functions.{call.name}:{n}" for n, call in enumerate(calls)}
     if d.tools:
         wire.read(f"<|im_system|>tool_declare<|im_middle|>{_json(list(d.tools))}<|im_end|>")
     if d.turns[0].role != "system":
@@ -593,14 +596,14 @@ def kimi_k2(d: Dialogue) -> Wire:
         kind = turn.role if turn.role in ("user", "assistant") else "system"
         wire.read(f"<|im_{kind}|>{turn.role}<|im_middle|>")
         if turn.role == "assistant":
-            calls = "".join(
-                f"<|tool_call_begin|>{call.id}<|tool_call_argument_begin|>{_json(call.arguments)}<|tool_call_end|>"
+            made = "".join(
+                f"<|tool_call_begin|>{ids[call.id]}<|tool_call_argument_begin|>{_json(call.arguments)}<|tool_call_end|>"
                 for call in turn.calls
             )
-            section = f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>" if calls else ""
+            section = f"<|tool_calls_section_begin|>{made}<|tool_calls_section_end|>" if made else ""
             wire.learn(turn.with_thought + section + "<|im_end|>", turn)
         elif turn.role == "tool":
-            wire.read(f"## Return of {turn.answers}\n{turn.text}<|im_end|>")
+            wire.read(f"## Return of {ids[turn.answers]}\n{turn.text}<|im_end|>")
         else:
             wire.read(turn.text + "<|im_end|>")
     return wire

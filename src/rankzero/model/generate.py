@@ -17,6 +17,7 @@ from rankzero.data.images.decode import load_rgb
 from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
+from rankzero.data.tokens.call_form import with_ids
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
@@ -372,7 +373,7 @@ def _rendered(speaker: Speaker, prompt: Prompt) -> str:
         keys, knows, form = template.reasoning_keys, template.knows_thoughts, template.call_form
         turns = [
             turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows, call_form=form)
-            for message in prompt.messages
+            for message in with_ids(prompt.messages, form.ids)
         ]
     options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
     if prompt.tools:

@@ -42,6 +42,8 @@ from rankzero.run_dir.result import as_it_was, find_result
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec, SourceSpec
 from rankzero.spec.sampling import Sampling
+from tests.held_out.dialogues import DIALOGUES
+from tests.held_out.families import tokenizer as held_out_tokenizer
 from tests.support.architectures import save
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
@@ -223,6 +225,17 @@ def test_what_is_asked_is_what_stands_before_an_answer_in_training(family: str, 
         wanted, found = ("".join(text.split()) for text in (wanted, found))
     assert found == wanted
     assert row.unopened or family == "deepseek_r1" or asked == before
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral_nemo", "kimi_k2"])
+def test_calls_are_asked_about_with_the_ids_that_they_were_trained_with(family: str) -> None:
+    tokenizer = held_out_tokenizer(family)
+    _, row = convert(DIALOGUES["calls alone"].row(), 1)
+    assert isinstance(row, Conversation)
+    rendered = Renderer(take_apart(tokenizer), TokenRules(train_on="last_turn")).render(row)
+    assert isinstance(rendered, Rendered)
+    ids = prompt_ids(Speaker(None, tokenizer, None), Prompt(row.messages[:-1], templated=True))
+    assert tokenizer.decode(ids) == rendered.text[: rendered.spans[0][0]]
 
 
 @pytest.mark.parametrize("around", ["<s> $A", "<s> $A </s>", "$A </s>", "$A"])

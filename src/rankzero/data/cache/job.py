@@ -26,7 +26,7 @@ from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 11
+CODE_VERSION = 12
 """Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]

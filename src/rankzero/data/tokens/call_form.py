@@ -12,11 +12,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.conversation import Message
 
-IDS_REWRITTEN = "ids of tool calls written in nine letters and digits, as the chat template wants them"
+Ids = Literal["own", "short", "named"]
+"""Of calls: as the row has them; nine letters and digits, as Mistral's are; or `functions.NAME:0`, as Kimi's are, with
+how many calls came before, where a template writes the function's name nowhere else."""
+
+IDS_REWRITTEN: dict[Ids, str] = {
+    "short": "ids of tool calls written in nine letters and digits, as the chat template wants them",
+    "named": "ids of tool calls written as functions.NAME:0, by which alone the chat template names the function",
+}
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SHORT = 9
@@ -30,19 +37,24 @@ class CallForm(NamedTuple):
     """Arguments are JSON in a string, not an object."""
     null_content: bool = False
     """The content of a turn that only calls is null, not empty."""
-    short_ids: bool = False
-    """Ids of calls are nine letters and digits, as Mistral's are."""
+    ids: Ids = "own"
+
+    @property
+    def unusual(self) -> int:
+        """In how much it differs from the usual one."""
+        return self.text_arguments + self.null_content + ("own", "short", "named").index(self.ids)
 
 
 def find_call_form(render: Callable[[Sequence[Mapping[str, Any]]], str]) -> CallForm:
     """The form that differs least from the usual one among those in which the template shows a call. `render` fails as
     it likes where the template refuses; where it shows none in any form, the usual one."""
-    forms = sorted((CallForm(*flags) for flags in product((False, True), repeat=3)), key=sum)
+    ids: tuple[Ids, ...] = ("own", "short", "named")
+    forms = sorted((CallForm(*form) for form in product((False, True), (False, True), ids)), key=lambda f: f.unusual)
     return next((form for form in forms if _shows(render, form)), CallForm())
 
 
 def _shows(render: Callable[[Sequence[Mapping[str, Any]]], str], form: CallForm) -> bool:
-    name = "c" * (_SHORT if form.short_ids else 12)
+    name = _id_of(form.ids, _NAME, 0, "c" * 12)
     function = {"name": _NAME, "arguments": {"key": _VALUE}}
     call = {"id": name, "type": "function", "function": function}
     turns = [
@@ -70,23 +82,25 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
-def with_short_ids(conversation: Conversation) -> Conversation:
-    """The row with every id of its calls in nine letters and digits: those that are such stay, others are derived from
-    what the row has, or from the call's number. Answers go with their calls, in order where they do not say which."""
+def with_ids(messages: Sequence[Message], ids: Ids) -> tuple[Message, ...]:
+    """The turns with every id of their calls in this form: those that are such stay, others are derived from what the
+    row has, or from the call's number. Answers go with their calls, in order where they do not say which."""
+    if ids == "own" or (ids == "named" and _all_named(messages)):
+        return tuple(messages)
     names: dict[str, str] = {}
     waiting: list[str] = []
     turns: list[Message] = []
     number = 0
-    for message in conversation.messages:
+    for message in messages:
         calls = []
         for call in message.tool_calls:
-            number += 1
             given = call.get("id")
-            short = _short(given or f"call {number}")
+            name = _id_of(ids, call["function"]["name"], number, given)
+            number += 1
             if given:
-                names[given] = short
-            waiting.append(short)
-            calls.append({**call, "id": short})
+                names[given] = name
+            waiting.append(name)
+            calls.append({**call, "id": name})
         if message.role == "tool":
             answered = names.get(message.tool_call_id or "")
             if answered is None and waiting:
@@ -95,7 +109,24 @@ def with_short_ids(conversation: Conversation) -> Conversation:
                 waiting.remove(answered)
             message = replace(message, tool_call_id=answered)
         turns.append(replace(message, tool_calls=tuple(calls)) if calls else message)
-    return replace(conversation, messages=tuple(turns))
+    return tuple(turns)
+
+
+def _id_of(ids: Ids, function: str, number: int, given: str | None) -> str:
+    """The id of a call before which there are `number` others."""
+    if ids == "named":
+        return f"functions.{function}:{number}"
+    given = given or f"call {number + 1}"
+    return _short(given) if ids == "short" else given
+
+
+def _all_named(messages: Sequence[Message]) -> bool:
+    """Whether all ids say which function is called, and all answers which call: then they may have numbers that go on
+    from what is not in the row."""
+    calls = [call for message in messages for call in message.tool_calls]
+    forms = (rf"functions\.{re.escape(call['function']['name'])}:\d+" for call in calls)
+    named = all(re.fullmatch(form, call.get("id", "")) for call, form in zip(calls, forms, strict=True))
+    return named and all(message.tool_call_id for message in messages if message.role == "tool")
 
 
 def _short(name: str) -> str:

@@ -11,7 +11,7 @@ from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import TrainingTemplate, plain_template, training_template
-from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_short_ids
+from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_ids
 from rankzero.data.tokens.chat_text import (
     OTHER_TEMPLATE,
     ChatText,
@@ -116,7 +116,8 @@ class Renderer:
         renderer, given = self.for_row(conversation)
         if given is not conversation:
             row = renderer._with_either_template(given)
-            return row if isinstance(row, RowProblem) else replace(row, notes=(*row.notes, IDS_REWRITTEN))
+            note = IDS_REWRITTEN[renderer.template.call_form.ids]
+            return row if isinstance(row, RowProblem) else replace(row, notes=(*row.notes, note))
         return renderer._with_either_template(conversation)
 
     def for_row(self, conversation: Conversation) -> tuple[Renderer, Conversation]:
@@ -124,10 +125,11 @@ class Renderer:
         ids of calls in the form that this template wants."""
         calls = any(message.tool_calls for message in conversation.messages)
         renderer = self._with_tools if self._with_tools is not None and (calls or conversation.tools) else self
-        if not (calls and renderer.template.call_form.short_ids):
+        if not calls:
             return renderer, conversation
-        renamed = with_short_ids(conversation)
-        return renderer, conversation if renamed == conversation else renamed
+        renamed = with_ids(conversation.messages, renderer.template.call_form.ids)
+        same = renamed == conversation.messages
+        return renderer, conversation if same else replace(conversation, messages=renamed)
 
     def _with_either_template(self, conversation: Conversation) -> Rendered | RowProblem:
         weights = turn_weights(conversation, self._rules)

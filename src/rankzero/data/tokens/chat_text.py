@@ -145,14 +145,23 @@ class ChatText:
         for i, pieces in spans.items():
             # Nearly always the words stand there as they are: looked for in place, which costs next to nothing.
             message, (start, end) = self.messages[i], pieces[0]
-            if not (message.plain and self.text.find(message.content.strip(), start, end) >= 0):
-                self._require_words([i], "".join([self.text[start:end] for start, end in pieces]))
+            there = message.plain and self.text.find(message.content.strip(), start, end) >= 0
+            if there and not message.tool_calls:
+                continue
+            trained = "".join([self.text[start:end] for start, end in pieces])
+            if not there:
+                self._require_words([i], trained)
+            if not names_shown(message.tool_calls, trained):
+                raise self._nameless(i)
         weighted = [(*span, self.weights[i]) for i, pieces in spans.items() for span in pieces]
         return self._rendered(weighted, unopened=self.unopened)
 
     def everything(self) -> Rendered:
         """The row with every character trained but those of turns that are not. Raises as `answers` does."""
         self._require_words([i for i in self._trained if self.messages[i].role == "assistant"], self.text)
+        for i in (i for i in self._trained if self.messages[i].tool_calls):
+            if self._same_with(i, {"tool_calls": _renamed(self.turns[i]["tool_calls"])}):
+                raise self._nameless(i)
         marked = [
             (*(self._turn(i) if message.role == "assistant" else self._content(i)), weight)
             for i, (message, weight) in enumerate(zip(self.messages, self.weights, strict=True))
@@ -199,10 +208,22 @@ class ChatText:
             if self._same([*self.turns[:i], fewer, *self.turns[i + 1 :]]):
                 what = f"the chat template leaves the tool calls of turn {i + 1} out, or all but the first of them"
                 raise LeftOutError("tool calls left out by the chat template", what)
-            other = {**self.turns[i], "content": with_text(self.turns[i]["content"], STAND_IN)}
-            if message.content.strip() and self._same([*self.turns[:i], other, *self.turns[i + 1 :]]):
+            given = any(call["function"]["arguments"] for call in message.tool_calls)
+            if given and self._same_with(i, {"tool_calls": _without_arguments(self.turns[i]["tool_calls"])}):
+                what = f"the chat template leaves the arguments of the tool calls of turn {i + 1} out"
+                raise LeftOutError("arguments left out by the chat template", what)
+            other = {"content": with_text(self.turns[i]["content"], STAND_IN)}
+            if message.content.strip() and self._same_with(i, other):
                 what = f"the chat template leaves the text of turn {i + 1} out, because the turn calls a tool"
                 raise LeftOutError("text left out by the chat template", what)
+
+    def _nameless(self, i: int) -> LeftOutError:
+        what = f"the chat template leaves the name of a function out that turn {i + 1} calls, which is to be trained"
+        return LeftOutError("names of functions left out by the chat template", what)
+
+    def _same_with(self, i: int, other: Mapping[str, Any]) -> bool:
+        """Whether turn `i` with something else in it comes to the same text."""
+        return self._same([*self.turns[:i], {**self.turns[i], **other}, *self.turns[i + 1 :]])
 
     def _same(self, turns: list[dict[str, Any]], *, with_tools: bool = True) -> bool:
         """Whether other turns come to the same text. Where the template refuses them, they are not the same to it."""
@@ -388,6 +409,30 @@ class ChatText:
         if not text.endswith(self.specials) or self.messages[-1].tool_calls:
             return text.endswith(self.specials)
         return text[self._last_end[0] :].endswith(self.specials)
+
+
+def _renamed(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The calls under another function's name, where their ids say it, too."""
+    return [
+        {
+            **call,
+            **({"id": call["id"].replace(call["function"]["name"], STAND_IN)} if "id" in call else {}),
+            "function": {**call["function"], "name": STAND_IN},
+        }
+        for call in calls
+    ]
+
+
+def _without_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The calls with no arguments, in the form that theirs have."""
+    return [
+        {**call, "function": {**call["function"], "arguments": type(call["function"]["arguments"])()}} for call in calls
+    ]
+
+
+def names_shown(functions: Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Whether the names of all of these are in the text, in their order."""
+    return not functions or first_lost([one["function"]["name"] for one in functions], text) is None
 
 
 def _filled(marked: Sequence[tuple[int, int, float]], length: int) -> list[tuple[int, int, float]]:

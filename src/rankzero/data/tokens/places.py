@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
-from rankzero.data.tokens.chat_text import ChatText, KnownTurn, LeftOutError, RewrittenError
+from rankzero.data.tokens.chat_text import ChatText, KnownTurn, LeftOutError, RewrittenError, names_shown
 from rankzero.data.tokens.own_words import first_lost
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.tokenizer import TokenizerParts
@@ -90,7 +90,7 @@ class Places:
             return None
         tools = bool(text.tools)
         assistants = [i for i, shape in enumerate(shapes) if shape.role == "assistant"]
-        if not assistants or not _names_shown(text.tools, text.text):
+        if not assistants or not names_shown(text.tools, text.text):
             return None
         regions: list[Region] = []
         for i in (-1, *assistants):
@@ -307,7 +307,7 @@ def _located(text: ChatText, assistants: Sequence[int], regions: Sequence[Region
         turns[i] = KnownTurn((start, start + len(written.rstrip())), opened.unopened)
         message = text.messages[i]
         said = not message.tool_calls or first_lost([message.content], written) is None
-        if not (said and _names_shown(message.tool_calls, written)):
+        if not (said and names_shown(message.tool_calls, written)):
             return None
     return turns
 
@@ -362,10 +362,5 @@ def _all_said(text: ChatText) -> bool:
     """Whether the text has the words of all turns, and the names of all calls."""
     calls = [call for message in text.messages for call in message.tool_calls]
     return (
-        _names_shown(calls, text.text) and first_lost([message.answer for message in text.messages], text.text) is None
+        names_shown(calls, text.text) and first_lost([message.answer for message in text.messages], text.text) is None
     )
-
-
-def _names_shown(functions: Sequence[Mapping[str, Any]], text: str) -> bool:
-    """Whether the names of all of these are in the text, in their order."""
-    return not functions or first_lost([one["function"]["name"] for one in functions], text) is None

@@ -175,7 +175,7 @@ def test_ids_of_calls_in_the_form_that_the_template_takes() -> None:
     row = render(calling(calls=2, tools=None), SHORT_IDS)
     ids = re.findall(r"([0-9A-Za-z]{9})(?:\{|<)", row.text)
     assert len(ids) == 4 and ids[:2] == [row.text.split("tool\n3")[n][:9] for n in (1, 2)] and ids[0] != ids[1]
-    assert row.notes == (IDS_REWRITTEN,)
+    assert row.notes == (IDS_REWRITTEN["short"],)
     given = calling(calls=1, tools=None)
     given["messages"][1]["tool_calls"][0]["id"] = given["messages"][2]["tool_call_id"] = "abcdef123"
     kept = render(given, SHORT_IDS)
@@ -189,6 +189,60 @@ def test_ids_where_the_row_has_none_go_with_the_calls_in_order() -> None:
     text = render(row, SHORT_IDS).text
     first, second = re.findall(r"([0-9A-Za-z]{9})\{", text)
     assert f"3{first}<" in text.split(f"3{second}<")[0] and first != second
+
+
+# Which function is called says the id alone: as Kimi's.
+IDS_ALONE = (
+    HEAD + "<|im_start|>{{ m.role + '\n' }}{% if m.role == 'tool' %}{{ m.tool_call_id + ' gave ' }}{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls %}{{ '<call>' + c.id + (c.function.arguments | tojson) }}{% endfor %}"
+    "<|im_end|>\n" + OPENING
+)
+
+
+class TestIdsThatNameTheFunction:
+    def test_are_made_where_the_template_names_it_nowhere_else(self) -> None:
+        row = render(calling(calls=2), IDS_ALONE)
+        spans = [row.text[start:end] for start, end in row.spans]
+        arguments = '{"a": 1, "b": [2, "é"]}'
+        assert spans[0] == f"<call>functions.add:0{arguments}<call>functions.add:1{arguments}<|im_end|>"
+        assert "functions.add:0 gave 3" in row.text and "functions.add:1 gave 3" in row.text
+        assert row.notes == (IDS_REWRITTEN["named"],)
+
+    def test_are_made_where_the_row_has_none(self) -> None:
+        row = calling()
+        del row["messages"][1]["tool_calls"][0]["id"], row["messages"][2]["tool_call_id"]
+        assert trained(row, IDS_ALONE)[0].startswith("<call>functions.add:0{")
+
+    def test_stay_where_the_row_has_them(self) -> None:
+        row = calling()
+        name = "functions.add:5"
+        row["messages"][1]["tool_calls"][0]["id"] = row["messages"][2]["tool_call_id"] = name
+        kept = render(row, IDS_ALONE)
+        assert f"<call>{name}" in kept.text and f"{name} gave 3" in kept.text and kept.notes == ()
+
+
+# Names in the answers of tools, and nowhere else; names without their arguments.
+NAMES_LATER = QWEN.replace("c.function | tojson", "c.function.arguments | tojson").replace(
+    "{{ m.content }}\n</tool_response>",
+    "{{ m.content + messages[loop.index0 - 1].tool_calls[0].function.name }}\n</tool_response>",
+)
+NO_ARGUMENTS = QWEN.replace("c.function | tojson", "c.function.name")
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_call_is_not_trained_without_its_function_s_name(everything: bool) -> None:
+    nowhere = QWEN.replace("c.function | tojson", "c.function.arguments | tojson")
+    for template in (nowhere,) if everything else (nowhere, NAMES_LATER):
+        found = render(calling(), template, assistant_only_loss=not everything)
+        assert isinstance(found, RowProblem) and found.reason == "names of functions left out by the chat template"
+    context = calling()
+    context["messages"][1]["loss"] = False
+    assert not isinstance(render(context, nowhere, assistant_only_loss=not everything), RowProblem)
+
+
+def test_a_call_without_its_arguments_is_a_problem() -> None:
+    found = render(calling(), NO_ARGUMENTS)
+    assert isinstance(found, RowProblem) and found.reason == "arguments left out by the chat template"
 
 
 def test_a_template_of_its_own_for_tools() -> None:
