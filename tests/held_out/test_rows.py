@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from rankzero.data.rows.parse import Parsed, parse
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
-from tests.held_out.families import tokenizer
+from tests.held_out.families import FAMILIES, tokenizer
 
 ROWS = Path(__file__).with_name("rows")
 SOURCES = sorted(file.stem for file in ROWS.glob("*.jsonl") if not file.stem.endswith(".expected"))
@@ -30,6 +32,10 @@ CASES = [
         1,
     )
 ]
+
+
+def rows_of(name: str) -> list[bytes]:
+    return (ROWS / f"{name}.jsonl").read_bytes().splitlines()
 
 
 def read(line: bytes) -> Parsed:
@@ -80,6 +86,27 @@ def said(row: Conversation) -> dict[str, Any]:
 
 def turns_of(row: Conversation) -> list[tuple[int, Any]]:
     return list(enumerate(row.messages))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_as_text_come_to_what_calls_come_to(family: str) -> None:
+    """Whichever form a row has them in, they are in the form of the template, and nothing of it is there twice."""
+    renderer = Renderer(take_apart(tokenizer(family)), TokenRules())
+    apart = 0
+    for line, expected in zip(*(rows_of(name) for name in ("calls_as_text", "calls_as_text.expected")), strict=True):
+        if "calls" not in (wanted := json.loads(expected)):
+            continue
+        (row,) = read(line).conversations
+        turns = [{"role": role, "content": text} for role, text in wanted["turns"]]
+        for i, calls in wanted["calls"].items():
+            turns[int(i)]["tool_calls"] = [{"function": {"name": name, "arguments": args}} for name, args in calls]
+        (same,) = read(json.dumps({"messages": turns, "tools": list(row.tools)}).encode()).conversations
+        got = renderer.render(row)
+        assert got == renderer.render(replace(same, line=row.line))
+        if isinstance(got, Rendered):
+            apart += 1
+            assert not re.search(r"<tool_(call|response)>\s*<tool_\1>", got.text)
+    assert apart or family not in ("hermes", "qwen2_5", "qwen3", "llama3_1", "mistral_nemo", "kimi_k2", "gpt_oss")
 
 
 def test_segments_are_tokens_as_they_stand_and_trained_as_they_say() -> None:

@@ -217,6 +217,29 @@ CASES: list[tuple[Any, str, Row]] = [
         "belong to the prompt",
         PAIR,
     ),
+    *(
+        (
+            turns(USER, {**BOT, "content": f"<tool_call>{text}</tool_call>"}, tools=[TOOL]),
+            "write it as `tool_calls`",
+            turns(USER, CALLING, tools=[TOOL]),
+        )
+        for text in ("add(1)", "{'name': 'add', 'arguments': {'a': {1}}}", "1e999", "[" * 9999)
+    ),
+    (
+        turns(USER, {**BOT, "content": '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>'}, tools=[TOOL]),
+        "write it as `tool_calls`",
+        turns(USER, CALLING, tools=[TOOL]),
+    ),
+    (
+        turns({"role": "system", "content": "<tools>add</tools>"}, USER, BOT, tools=[TOOL]),
+        "or remove `tools`",
+        turns({"role": "system", "content": "<tools>add</tools>"}, USER, BOT),
+    ),
+    (
+        turns(USER, {**BOT, "content": '{"name": "add", "arguments": "a"}'}, tools=[TOOL]),
+        'a call without arguments has "{}"',
+        turns(USER, CALLING, tools=[TOOL]),
+    ),
     ({"segments": 3}, '{"label": false', {"segments": [{"label": True, "text": "t"}]}),
     ({"segments": [{"text": "t"}]}, '{"label": false', {"segments": [{"label": True, "text": "t"}]}),
     ({"segments": [{"label": False, "text": "t"}]}, "remove the row", REMOVED),

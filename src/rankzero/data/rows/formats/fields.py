@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats.format import SYSTEM_KEYS, Result, Row, with_rules
+from rankzero.data.rows.formats.format import SYSTEM_KEYS, Noted, Row, with_rules
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.tools import TOOL_KEYS, read_tools
+from rankzero.data.rows.formats.written_calls import with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
 CHAT_FIELDS = frozenset({"id", "conversation_id", "images", "image", *SYSTEM_KEYS, *TOOL_KEYS})
@@ -118,7 +119,7 @@ def chat(
     rules: tuple[str, ...] = (),
     *,
     completion_only: bool = False,
-) -> Result:
+) -> Conversation | Noted | list[RowProblem]:
     """A chat row made of its turns and of what stands beside them: system prompt, tools, images, id and group."""
     messages = tuple(turns)
     tools: tuple[Any, ...] = ()
@@ -134,6 +135,9 @@ def chat(
         placed = slots.place(messages, line)
         problems = problems + placed.problems
         messages, images, rules = placed.turns, placed.images, (*rules, *placed.rules)
+    if tools and not problems:
+        messages, problems, more_rules = with_calls_read(messages, tools, line)
+        rules = (*rules, *more_rules)
     if problems:
         return problems
     name = group = None

@@ -41,7 +41,7 @@ Result = Conversation | tuple[Conversation, ...] | Noted | list[RowProblem]
 """The row's conversation, or several where a row holds several; what was done to it; or all that is wrong with it."""
 
 
-def with_rules(conversation: Conversation, rules: tuple[str, ...]) -> Result:
+def with_rules(conversation: Conversation, rules: tuple[str, ...]) -> Conversation | Noted:
     """The conversation, with the rules that were applied to it where there are any."""
     return Noted((conversation,), rules) if rules else conversation
 

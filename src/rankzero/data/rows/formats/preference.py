@@ -16,12 +16,14 @@ from rankzero.data.rows.formats.format import (
     Row,
     Writer,
     Written,
+    with_rules,
 )
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.prompt_completion import chat_only
 from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import beside, turn_row, turn_rows
+from rankzero.data.rows.formats.written_calls import with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
@@ -89,9 +91,14 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
         problems = [RowProblem(line, "image without a place", what, hint)]
     turns = (*untrained(prompt), *untrained(better[:shared]), *better[shared:])
     result = chat(row, line, turns, problems, slots, completion_only=True)
-    if isinstance(result, Noted):
-        return Noted(tuple(replace(one, rejected=worse) for one in result.conversations), result.rules)
-    return replace(result, rejected=worse) if isinstance(result, Conversation) else result
+    if isinstance(result, list):
+        return result
+    rules = result.rules if isinstance(result, Noted) else ()
+    (whole,) = result.conversations if isinstance(result, Noted) else (result,)
+    if whole.tools:
+        worse, problems, more_rules = with_calls_read(worse, whole.tools, line)
+        rules = tuple(dict.fromkeys((*rules, *more_rules)))
+    return problems or with_rules(replace(whole, rejected=worse), rules)
 
 
 def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:

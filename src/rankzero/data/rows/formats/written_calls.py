@@ -1,0 +1,139 @@
+"""Calls of tools and their answers that rows have as text, in the tags of one model family or as bare JSON, though the
+row names its tools. Knows turns; no format and no template.
+
+A chat template writes tools, calls and answers in its own way, around or beside what is there as text already.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.json_text import read_text
+from rankzero.data.rows.formats.tools import read_calls
+from rankzero.data.rows.problems import RowProblem
+
+CALLS_READ = "tool calls in the text are read as calls"
+ANSWERS_READ = "answers of tools are taken out of their tags"
+TOOLS_TWICE = "a system prompt that lists the row's tools is left out: chat templates list them"
+
+_CALL, _ANSWER, _TOOLS = "tool_call", "tool_response", "tools"
+_CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
+
+Found = tuple[tuple[Message, ...], list[RowProblem], tuple[str, ...]]
+
+
+def with_calls_read(turns: Sequence[Message], tools: Iterable[Mapping[str, Any]], line: int) -> Found:
+    """The turns of a row that names its tools, with calls and answers as such; what is wrong with them; the rules that
+    were applied. Raises TwiceReadError."""
+    names = {tool["function"]["name"] for tool in tools}
+    read: list[Message] = []
+    problems: list[RowProblem] = []
+    rules: dict[str, None] = {}
+    for i, turn in enumerate(turns):
+        found: Sequence[Message] | RowProblem | None = None
+        rule = CALLS_READ
+        if turn.image_offsets or turn.tool_calls:
+            pass
+        elif turn.role == "assistant":
+            found = _calling(turn, names, line, i)
+        elif turn.role in ("tool", "user"):
+            found, rule = _answering(turn), ANSWERS_READ
+        elif turn.role == "system" and (listed := _inside(turn.content, _TOOLS)):
+            found, rule = _listing(turn, names, listed, line), TOOLS_TWICE
+        if isinstance(found, RowProblem):
+            problems.append(found)
+        elif found is None:
+            read.append(turn)
+        else:
+            read += found
+            rules[rule] = None
+    return tuple(read), problems, tuple(rules)
+
+
+def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message] | RowProblem | None:
+    """A turn that ends with calls in tags, or whose answer is calls of the row's tools as JSON."""
+    before, opened, rest = turn.content.partition(f"<{_CALL}>")
+    if opened:
+        written = _inside(opened + rest, _CALL, alone=True)
+        values = [_value(text) for text in written]
+        calls, problems = read_calls(values, line, f"turn {i + 1}") if written and None not in values else ((), [])
+        if problems or not calls:
+            what = f"turn {i + 1} has a tool call as text that cannot be read: {(opened + rest)[:60]!r}"
+            hint = "write it as `tool_calls`, or remove the row's tools to train its text as it stands"
+            return RowProblem(line, "tool call as text", what, hint)
+        return [replace(turn, content=before.rstrip(), tool_calls=calls)]
+    answer = turn.answer.strip()
+    if not answer.startswith(("{", "[")):
+        return None
+    value = _json(answer)
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(_is_call(item, names) for item in items):
+        return None
+    calls, problems = read_calls(items, line, f"turn {i + 1}")
+    before = turn.content[: len(turn.content) - len(turn.answer)].rstrip()
+    return problems[0] if problems else [replace(turn, content=before, tool_calls=calls)]
+
+
+def _answering(turn: Message) -> list[Message] | None:
+    """A turn that is nothing but answers in tags: each a tool's."""
+    answers = _inside(turn.content, _ANSWER, alone=True)
+    if not answers:
+        return None
+    call = turn.tool_call_id if len(answers) == 1 else None
+    return [replace(turn, role="tool", content=answer.strip(), tool_call_id=call) for answer in answers]
+
+
+def _listing(turn: Message, names: set[str], listed: Sequence[str], line: int) -> list[Message] | RowProblem | None:
+    """A system prompt that lists tools: none where that, and how they are called, is what it is for."""
+    if not all(any(name in text for text in listed) for name in names):
+        return None
+    if f"<{_CALL}>" in turn.content:
+        return []
+    what = f"the row's tools are listed in its system prompt, too: {listed[-1].strip()[:60]!r}"
+    return RowProblem(line, "tools in two places", what, "take the list out of the system prompt, or remove `tools`")
+
+
+def _inside(text: str, tag: str, *, alone: bool = False) -> list[str]:
+    """What stands in each pair of these tags; of texts that are to hold these `alone`, nothing where there is more."""
+    found: list[str] = []
+    before, *pieces = text.split(f"<{tag}>")
+    outside = before.strip()
+    for piece in pieces:
+        inside, closed, behind = piece.partition(f"</{tag}>")
+        found += [inside] if closed else []
+        outside += behind.strip() if closed else piece
+    return [] if alone and outside else found
+
+
+def _is_call(value: object, names: set[str]) -> bool:
+    if not isinstance(value, Mapping) or not _CALL_KEYS.issuperset(value):
+        return False
+    function = value.get("function", value)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return False
+    return function["name"] in names and ("arguments" in function or "parameters" in function)
+
+
+def _value(text: str) -> Any:
+    """A call as JSON, or as Python prints it, which some data sets have."""
+    value = _json(text)
+    if value is not None:
+        return value
+    try:  # what JSON has no word for, a set say, is no argument
+        return json.loads(json.dumps(ast.literal_eval(text.strip()), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _json(text: str) -> Any:
+    try:
+        return read_text(text)
+    except orjson.JSONDecodeError:
+        return None
