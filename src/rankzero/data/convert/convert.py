@@ -27,6 +27,7 @@ from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
+from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT
 from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import ProblemLog, RowProblem
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 ReadSource = Callable[["SourceSpec", int], Iterator[Chunk]]
 
-NAMES_LEFT_OUT = "ids and groups of rows are left out"
 
 _NAMES = ("id", "conversation_id")
 

@@ -14,14 +14,14 @@ import pytest
 from typer.main import get_command
 
 from rankzero.cli.main import app
-from rankzero.data.convert.convert import NAMES_LEFT_OUT, convert
+from rankzero.data.convert.convert import convert
 from rankzero.data.convert.writers import SUFFIXES
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.formats import FORMATS, WRITERS
 from rankzero.data.rows.formats import convert as convert_row
 from rankzero.data.rows.formats.format import CannotSayError
 from rankzero.data.rows.formats.prompt_completion import CHAT_AS_RAW
-from rankzero.data.rows.formats.writing import RAW_AS_CHAT
+from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT, RAW_AS_CHAT
 from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError, StorageError, UsageError
 from rankzero.spec.run_spec import SourceSpec

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.convert.convert import convert
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import WRITERS
 from rankzero.data.rows.formats.sharegpt import CALL_IDS
 from rankzero.data.rows.formats.writing import REASONING_AS_TEXT
 from rankzero.errors import DataError
@@ -171,3 +173,71 @@ class TestThereAndBack:
             counts, out = run(rows, "sharegpt", tmp_path / str(seed), quarantine=tmp_path / str(seed) / "bad.jsonl")
             results.append((sorted(out.read_text().splitlines()), counts.as_json()))
         assert all(result == results[0] for result in results)
+
+
+def _user(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text, **more}
+
+
+def _bot(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+_CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a":null,"b":12345678901234567890123}'}}
+ANY = [
+    *(row for rows in ROWS.values() for row in rows),
+    {"messages": [_user("q"), _bot("a")], "id": "i", "conversation_id": 5},
+    {"messages": [_user("q"), _bot("a", loss_weight=0.5), _user("q2"), _bot("b", loss=False)]},
+    {"messages": [_user("q"), _bot("", loss=False), _user("r"), _bot("z")]},
+    {
+        "messages": [_user("q"), _bot("", tool_calls=[_CALL]), {"role": "tool", "content": ""}, _bot("z")],
+        "tools": [TOOL],
+    },
+    {"messages": [_user("<image> what <image>?"), _bot("two")], "images": ["a.png", "b.png"]},
+    {"prompt": [_user("q"), _bot("x"), _user("q2")], "completion": [_bot("a"), _user("u"), _bot("b")]},
+    {"prompt": "p ", "completion": " c", "id": 7},
+    {
+        "chosen": [_user("p"), _bot("x"), _user("y"), _bot("c")],
+        "rejected": [_user("p"), _bot("x"), _user("y"), _bot("r")],
+    },
+    {
+        "chosen": [_user("p"), _bot("c"), _user("y"), _bot("d")],
+        "rejected": [_user("p"), _bot("r"), _user("y"), _bot("s")],
+    },
+    {"prompt": [_user("p")], "chosen": [_bot("c", loss_weight=2)], "rejected": [_bot("r")]},
+    {
+        "conversations": [
+            {"from": "gpt", "value": "hello"},
+            {"from": "human", "value": "q"},
+            {"from": "gpt", "value": "z"},
+        ]
+    },
+    {"segments": [{"text": "a<s>", "label": False}, {"text": "b", "label": True}], "id": "s"},
+]
+
+
+def _said(row: Conversation) -> Conversation:
+    """The row with what is trained of it, which its turns say or their places."""
+    label = None if row.label is None else str(row.label)  # a class is known by its words
+    return replace(row, label=label, messages=tuple(replace(m, train=m.train is not False) for m in row.messages))
+
+
+@pytest.mark.parametrize("container", ["jsonl", "parquet", "csv", "tsv"])
+@pytest.mark.parametrize("to", WRITERS)
+def test_what_is_written_is_read_as_it_was_or_a_rule_says_what_changed(to: str, container: str, tmp_path: Path) -> None:
+    writer = WRITERS[to]
+    if container != "jsonl" and not (writer.flat or (container == "parquet" and writer.columns)):
+        pytest.skip("no such table")
+    written = 0
+    for number, row in enumerate(ANY):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        try:
+            result, out = run([row], to, folder, f"there.{container}")
+        except DataError:  # it says what the format has no place for
+            continue
+        written += 1
+        given, read = conversations(folder / "in.jsonl"), conversations(out)
+        if not result.rules:
+            assert list(map(_said, read)) == list(map(_said, given)), row
+    assert written

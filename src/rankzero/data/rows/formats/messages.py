@@ -9,7 +9,15 @@ from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Keys, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.turns import SHAPE, TURN_KEYS, read_messages, unread_keys
-from rankzero.data.rows.formats.writing import beside, chat_turns, content_parts, plain_turns, turn_row, turn_rows
+from rankzero.data.rows.formats.writing import (
+    NAMES_LEFT_OUT,
+    beside,
+    chat_turns,
+    content_parts,
+    plain_turns,
+    turn_row,
+    turn_rows,
+)
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"messages"})
@@ -81,6 +89,8 @@ def to_openai(conversation: Conversation) -> Written:
         if turn.tool_calls and not turn.content:
             row["content"] = None
         rows.append(row)
+    if conversation.id is not None or conversation.group is not None:
+        rules = (*rules, NAMES_LEFT_OUT)
     if conversation.tools:
         return {"messages": rows, "tools": [dict(tool) for tool in conversation.tools]}, rules
     return {"messages": rows}, rules

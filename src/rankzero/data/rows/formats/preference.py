@@ -22,7 +22,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.prompt_completion import chat_only
 from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
-from rankzero.data.rows.formats.writing import beside, turn_row, turn_rows
+from rankzero.data.rows.formats.writing import as_prompt, beside, turn_row, turn_rows
 from rankzero.data.rows.formats.written_calls import with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
@@ -103,12 +103,13 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
 
 def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
     """The turns of `prompt`, none where `chosen` says them again."""
-    said = (turn for turn in chosen if isinstance(turn, dict))
-    opening = [turn for turn in said if role_of(turn.get("role", turn.get("from"))) != "assistant"]
+    said = [turn for turn in chosen if isinstance(turn, dict)]
+    asked = [role_of(turn.get("role", turn.get("from"))) != "assistant" for turn in said]
     if value is None:
         return (), []
     if isinstance(value, str):
-        if any(turn.get("content", turn.get("value")) == value for turn in opening):
+        asking = [turn for turn, is_asked in zip(said, asked, strict=True) if is_asked]
+        if any(turn.get("content", turn.get("value")) == value for turn in asking):
             return (), []
         if not value.strip():
             return (), [RowProblem(line, "empty prompt", "`prompt` has no text", "leave the key out")]
@@ -118,7 +119,7 @@ def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[
         if isinstance(value, list) and value and value == chosen[: len(value)]:
             return (), []
         turns, problems = read_messages(value, line, "prompt", slots)
-    if opening:
+    if asked and asked[0]:  # an answer of several turns has questions in it, and begins with none
         what = "`prompt` is not how `chosen` begins"
         return (), [*problems, RowProblem(line, "two prompts", what, "which of the two is meant?")]
     return turns, problems
@@ -145,10 +146,8 @@ def to_row(conversation: Conversation) -> Written:
         return {**asked, **pair, **beside(conversation)}, ()
     rows, images = turn_rows(turns, conversation)
     at = next((i for i, turn in enumerate(turns) if turn.train is not False), 0)
-    for row in rows[:at]:
-        row.pop("loss", None)
     worse = [turn_row(turn, turn.content) for turn in conversation.rejected]
-    before = {"prompt": rows[:at]} if at else {}
+    before = {"prompt": as_prompt(rows[:at])} if at else {}
     return {**before, "chosen": rows[at:], "rejected": worse, **images, **beside(conversation)}, ()
 
 

@@ -10,7 +10,7 @@ from rankzero.data.rows.formats.format import SYSTEM_KEYS, CannotSayError, Forma
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.tools import TOOL_KEYS
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
-from rankzero.data.rows.formats.writing import beside, one_round, require_plain, turn_rows
+from rankzero.data.rows.formats.writing import as_prompt, beside, one_round, require_plain, turn_rows
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"prompt", "completion"})
@@ -93,9 +93,7 @@ def to_row(conversation: Conversation) -> Written:
         what = "prompt_completion needs turns before the first one that is trained"
         raise CannotSayError("no prompt", what, "use --as messages")
     rows, images = turn_rows(turns, conversation)
-    for row in rows[:at]:
-        row.pop("loss", None)  # a prompt is not trained
-    return {"prompt": rows[:at], "completion": rows[at:], **images, **beside(conversation)}, ()
+    return {"prompt": as_prompt(rows[:at]), "completion": rows[at:], **images, **beside(conversation)}, ()
 
 
 def to_columns(conversation: Conversation) -> Written:
@@ -103,7 +101,8 @@ def to_columns(conversation: Conversation) -> Written:
     require_plain(conversation, "prompt_completion")
     if conversation.templated:
         turns, rules = one_round(conversation, "prompt_completion in a table", system=False)
-        return {"prompt": turns[0].content, "completion": turns[1].content}, (*rules, CHAT_AS_RAW)
+        row = {"prompt": turns[0].content, "completion": turns[1].content}
+        return {**row, **beside(conversation)}, (*rules, CHAT_AS_RAW)
     if len(conversation.messages) != 2:
         what = "prompt_completion needs a prompt, and the row is plain text"
         raise CannotSayError("plain text", what, "use --as text")

@@ -15,6 +15,7 @@ from rankzero.data.rows.formats.images import TAG
 from rankzero.data.rows.formats.json_text import write_text
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
+NAMES_LEFT_OUT = "ids and groups of rows are left out"
 REASONING_AS_TEXT = "reasoning becomes <think>…</think> before the answer"
 
 
@@ -128,6 +129,16 @@ def beside(conversation: Conversation) -> dict[str, Any]:
     if conversation.group is not None:
         row["conversation_id"] = conversation.group
     return row
+
+
+def as_prompt(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turns in a place that is never trained, which nothing but an answer without a word has to say."""
+    return [row if _is_silent(row) else {key: row[key] for key in row if key != "loss"} for row in rows]
+
+
+def _is_silent(row: Mapping[str, Any]) -> bool:
+    content = row["content"]
+    return row["role"] == "assistant" and isinstance(content, str) and not content.strip() and "tool_calls" not in row
 
 
 def turn_rows(turns: Sequence[Message], conversation: Conversation) -> tuple[list[dict[str, Any]], dict[str, Any]]:
