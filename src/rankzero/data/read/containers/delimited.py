@@ -36,6 +36,7 @@ _COMMON_NAMES = frozenset(
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?%?")
 
 _SEPARATORS = {"\t": "a tab", ";": "`;`", "|": "`|`", ",": "a comma"}
+_SPACED_QUOTE, _SPACED_VALUE = re.compile(r' +"'), re.compile(r' +"[^"]*" *')
 _QUOTE_HINT = 'a field that holds quotes, separators or newlines is written in quotes, and a quote in it as ""'
 
 
@@ -220,6 +221,11 @@ def _fault(record: _Record, columns: int, separator: str) -> RowProblem | None:
         return RowProblem(number, "NUL byte", "a raw NUL byte", hint)
     if not all(line.isascii() or _is_utf8(line) for line in record.text):
         return _encoding_fault(record)
+    if spaced := _spaced_quote(record, separator):
+        what = f"a space stands before a quote, so that it quotes nothing: {spaced[:_LONGEST_NAME]!r}"
+        return RowProblem(
+            number, "space before a quote", what, "a quote stands right behind the separator: remove the space"
+        )
     if len(record.fields) != columns:
         what = f"{len(record.fields)} value{'s' * (len(record.fields) != 1)} for {columns} columns"
         return RowProblem(number, "ragged row", what, _QUOTE_HINT)
@@ -228,6 +234,24 @@ def _fault(record: _Record, columns: int, separator: str) -> RowProblem | None:
         what = f"one value in quotes spans {len(record.text)} lines and columns"
         return RowProblem(number, "quotes over several rows", what, _QUOTE_HINT)
     return None
+
+
+def _spaced_quote(record: _Record, separator: str) -> str | None:
+    """The first value whose quotes would be none of it but for the space before them."""
+    if not any(' "' in line for line in record.text):
+        return None
+    values = [value for value in record.fields if _SPACED_QUOTE.match(value)]
+    if not values:
+        return None
+    try:
+        (other,) = csv.reader(["".join(record.text)], delimiter=separator, strict=True, skipinitialspace=True)
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            return values[0]
+        # What goes on behind a second quote was never quoted, unless that is a space, too.
+        raw = "".join(record.text)
+        return next((value for value in values if value in raw and _SPACED_VALUE.fullmatch(value)), None)
+    return next((value for value in values if value not in other), None)  # within quotes, it is what it is
 
 
 def _quote_fault(record: _Record) -> RowProblem:

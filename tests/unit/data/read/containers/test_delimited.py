@@ -55,6 +55,41 @@ def test_tsv_is_its_rows_or_says_why_not(tmp_path_factory: pytest.TempPathFactor
     assert len([1 for _, _, problem in found if problem is None]) == len(good)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'text,label\n"good film", "pos"\n',
+        b'text,label\ngood film,  "pos" \n',
+        b'text,label\n "good\nfilm",pos\n',
+        b'text,label,note\nfilm, "a, b"\n',
+        b'text,label\nfilm, "a, b"\n',
+    ],
+)
+@pytest.mark.parametrize("separator", [b",", b"\t"])
+def test_a_space_before_a_quote_makes_no_value_of_the_quotes(data: bytes, separator: bytes, tmp_path: Path) -> None:
+    path = put(tmp_path / ("f.csv" if separator == b"," else "f.tsv"), data.replace(b",", separator))
+    found = [problem for _, _, problem in entries(path) if problem]
+    assert found[0].reason == "space before a quote" and "remove the space" in found[0].hint
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b'" ""pos""",x', ' "pos"'),
+        (b' "pos" is it,x', ' "pos" is it'),
+        (b'it is "pos",x', 'it is "pos"'),
+        (b" pos,x", " pos"),
+    ],
+)
+def test_quotes_that_are_part_of_a_value_stay_in_it(line: bytes, value: str, tmp_path: Path) -> None:
+    assert rows(put(tmp_path / "f.csv", b"text,label\n" + line + b"\n")) == [{"text": value, "label": "x"}]
+
+
+def test_a_space_before_a_quoted_name_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = problems(put(tmp_path / "f.csv", b'text, "label"\na,b\n'))
+    assert problem.reason == "space before a quote"
+
+
 def test_values_stay_strings(tmp_path: Path) -> None:
     path = put(tmp_path / "f.csv", b"text,label\na,1\nb,007\nc,\nd,true\n")
     assert [row["label"] for row in rows(path)] == ["1", "007", "", "true"]
