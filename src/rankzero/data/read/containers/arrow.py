@@ -63,7 +63,7 @@ def read_rows(path: Place, packing: Packing | None, skip: int = 0) -> Iterator[N
                     for name, column in zip(schema.names, batch.columns, strict=True)
                 ]
                 plain = pa.RecordBatch.from_arrays(columns, names=schema.names)
-                size = PICTURED_ROWS if any(_has_bytes(column.type) for column in columns) else BATCH_ROWS
+                size = PICTURED_ROWS if any(_holds_bytes(column.type) for column in columns) else BATCH_ROWS
                 past = min(len(plain), max(0, skip + 1 - row))
                 row += past
                 for start in range(past, len(plain), size):
@@ -108,6 +108,18 @@ def _has_bytes(kind: Any) -> bool:
     if pa.types.is_struct(kind):
         return any(_is_bytes(field) or _has_bytes(field.type) for field in kind)
     return bool(_is_list(kind) and _has_bytes(kind.value_type))
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether somewhere in it are bytes, as pictures are kept, under whatever name."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if any(is_bytes(kind) for is_bytes in _BYTES):
+        return True
+    return any(_holds_bytes(kind.field(index).type) for index in range(kind.num_fields))
+
+
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 
 
 def _is_bytes(field: Any) -> bool:

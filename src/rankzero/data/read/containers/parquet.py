@@ -6,7 +6,7 @@ The bytes of images become `data:` URLs; those of sounds and films are not read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ def read_rows(path: Place, packing: Packing | None, skip: int = 0) -> Iterator[N
     try:
         with _open(path, packing) as table:
             wanted, _unread = _columns(table)
-            size = PICTURED_ROWS if any(leaf.endswith(".bytes") for leaf in wanted) else BATCH_ROWS
+            size = PICTURED_ROWS if _holds_bytes(table, wanted) else BATCH_ROWS
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
                 if row + rows <= skip + 1:
@@ -106,6 +106,15 @@ def _columns(table: Any) -> tuple[list[str], tuple[str, ...]]:
             wanted.append(leaf.path)
     require_distinct(table.schema_arrow.names)
     return wanted, tuple(unread)
+
+
+def _holds_bytes(table: Any, wanted: Collection[str]) -> bool:
+    """Whether a leaf that is read is of bytes, as pictures are kept, under whatever name."""
+    leaves = (table.schema.column(index) for index in range(len(table.schema)))
+    return any(leaf.path in wanted and leaf.physical_type in _BYTES and not _is_text(leaf) for leaf in leaves)
+
+
+_BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 
 
 def _is_text(leaf: Any) -> bool:

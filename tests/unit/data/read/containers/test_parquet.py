@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankzero.data.read.containers import arrow, parquet
 from rankzero.data.read.sources import count_rows, numbering, probe, read_chunks, unread_columns
 from rankzero.errors import DataError
 from tests.unit.data.read.containers.reading import PACK, Row, as_parquet, entries, numbers, put, relaxed, rows, texts
@@ -134,6 +135,55 @@ def test_bytes_of_images_are_read_and_those_of_sounds_are_not(tmp_path: Path) ->
         {"text": "b", "image": None, "images": [], "audio": None, "raw": None},
     ]
     assert unread_columns(str(path)) == ("audio",)
+
+
+_IMAGE = b"\x89PNG\r\n\x1a\n" + b"x" * 100
+
+
+@pytest.mark.parametrize("container", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "images",
+    [
+        pa.array([_IMAGE] * 40),
+        pa.array([_IMAGE] * 40, pa.large_binary()),
+        pa.array([_IMAGE] * 40).dictionary_encode(),
+        pa.array([[_IMAGE]] * 40),
+        pa.array([{"bytes": _IMAGE, "path": "a.png"}] * 40),
+        pa.array([{"picture": _IMAGE}] * 40),
+        pa.array([[("a", _IMAGE)]] * 40, pa.map_(pa.string(), pa.binary())),
+    ],
+    ids=lambda images: str(images.type),
+)
+def test_images_are_few_at_a_time_in_whatever_column(
+    images: Any, container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {len(batch) for batch in _batches(images, container, tmp_path, monkeypatch)} == {16, 8}
+
+
+@pytest.mark.parametrize("container", ["parquet", "arrow"])
+def test_rows_of_text_and_numbers_are_many_at_a_time(
+    container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = pa.array([{"text": "t", "numbers": [decimal.Decimal(1)], "when": datetime.date(2024, 1, 1)}] * 40)
+    assert [len(batch) for batch in _batches(values, container, tmp_path, monkeypatch)] == [40]
+
+
+def _batches(column: Any, container: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What becomes Python objects at a time."""
+    table, path = pa.table({"text": ["t"] * 40, "image": column}), folder / f"f.{container}"
+    if container == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as out:
+            out.write_table(table)
+    taken: list[Any] = []
+    for module in (parquet, arrow):
+        given = module.rows_of_batch
+        monkeypatch.setattr(
+            module, "rows_of_batch", lambda batch, row, of=given: (taken.append(batch), of(batch, row))[1]
+        )
+    assert len(entries(path)) == 40
+    return taken
 
 
 def test_a_value_that_python_has_not_spoils_its_row_alone(tmp_path: Path) -> None:
