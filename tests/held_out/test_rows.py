@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,35 @@ def said(row: Conversation) -> dict[str, Any]:
 
 def turns_of(row: Conversation) -> list[tuple[int, Any]]:
     return list(enumerate(row.messages))
+
+
+_READ_WHOLE = {"tools", "functions", "toolConfig", "arguments", "input", "args", "response", "json"}
+
+
+def _objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where objects lie in it, but for those that are kept as they are."""
+    if isinstance(value, dict):
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        if key not in _READ_WHOLE:
+            yield from _objects(inner, (*path, key))
+
+
+@pytest.mark.parametrize(("line", "expected"), CASES)
+def test_no_object_of_a_row_has_a_key_that_is_left_out_in_silence(line: bytes, expected: dict[str, Any]) -> None:
+    if "refused" in expected:
+        return
+    for path in _objects(json.loads(line)):
+        row = json.loads(line)
+        place = row
+        for step in path:
+            place = place[step]
+        place["zzz"] = "said"
+        parsed = read(json.dumps(row).encode())
+        named = {key.split(".")[-1] for key in parsed.ignored_keys} & {"zzz", *path}
+        told = any("zzz" in turn.content for row in parsed.conversations for turn in row.messages)
+        assert named or told or parsed.problems, path
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,6 +16,7 @@ from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
 from rankzero.data.rows.formats.json_text import TwiceReadError, read_again
+from rankzero.data.rows.formats.unread import unread_around
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -128,14 +129,22 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
         else:  # the values that are read are still the file's own; those that no key leads to any more are not
             read = {id(value) for key, value in row.items() if key in reads}
             parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
+        parsed.ignored_keys.update(unread_around(row, reads))
     unread_in_turn = FORMATS[name].unread_in_turn
     for key in FORMATS[name].turn_lists if unread_in_turn else ():
         turns = row.get(key)
-        # Nearly always a turn is who speaks and what.
-        richer = [turn for turn in turns if isinstance(turn, dict) and len(turn) > 2] if isinstance(turns, list) else ()
+        turns = [turns] if isinstance(turns, dict) else turns
+        # Nearly always a turn is who speaks and what, a text.
+        richer = (
+            [turn for turn in turns if isinstance(turn, dict) and _is_rich(turn)] if isinstance(turns, list) else ()
+        )
         if richer and unread_in_turn:
             unread = frozenset[str]().union(*map(unread_in_turn, richer))
             parsed.ignored_keys.update(f"{key}[].{one}" for one in unread)
+
+
+def _is_rich(turn: Row) -> bool:
+    return len(turn) > 2 or list in map(type, turn.values())
 
 
 def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:

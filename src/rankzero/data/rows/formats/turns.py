@@ -14,6 +14,7 @@ from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning
 from rankzero.data.rows.formats.roles import is_calling, role_of
 from rankzero.data.rows.formats.tools import TOOL_KEYS, Call, decoded, read_calls
 from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, TurnLoss, read_loss
+from rankzero.data.rows.formats.unread import unread_inside
 from rankzero.data.rows.problems import RowProblem, kind
 
 SHAPE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
@@ -240,8 +241,11 @@ def unread_keys(item: Mapping[str, Any]) -> set[str]:
 
 
 def unread_beside(item: Mapping[str, Any], reads: frozenset[str]) -> set[str]:
-    """Keys of a turn that say something, beside those that are read."""
-    return {key for key, value in item.items() if key not in reads and value is not None and value not in ("", [], {})}
+    """Keys of a turn that say something, beside those that are read; those of its parts and calls by their paths."""
+    unread = {
+        key for key, value in item.items() if key not in reads and value is not None and value not in ("", [], {})
+    }
+    return unread | unread_inside(item)
 
 
 TURN_KEYS = frozenset({"role", "content", "from", "value", "tool_calls", *LOSS_KEYS, *REASONING_KEYS})

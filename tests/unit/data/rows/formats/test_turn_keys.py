@@ -187,6 +187,39 @@ class TestUnread:
         report = check_file(write(tmp_path / "f.jsonl", json.dumps(row).encode()))
         assert report.counts.ignored_keys == {"prompt": 1, "messages[].id": 1}
 
+    def test_keys_of_parts_and_calls_are_counted_by_their_paths(self, tmp_path: Path) -> None:
+        call = {
+            "id": "c",
+            "type": "function",
+            "index": 0,
+            "function": {"name": "add", "arguments": "{}", "strict": True},
+        }
+        use = {"type": "tool_use", "id": "d", "name": "add", "input": {"unit": "m"}, "caller": {"type": "direct"}}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": "d",
+            "is_error": True,
+            "content": [{"text": "no", "lang": "en"}],
+        }
+        turns = [
+            {"role": "user", "content": [{"type": "text", "text": "q", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "3"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, use]},
+            {"role": "user", "content": [result]},
+            {"role": "assistant", "content": "a"},
+        ]
+        row = {"messages": turns, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]}
+        wanted = {
+            *("messages[].content[].cache_control", "messages[].content[].signature", "messages[].content[].caller"),
+            *("messages[].content[].is_error", "messages[].content[].content[].lang", "system[].cache_control"),
+            *("messages[].tool_calls[].index", "messages[].tool_calls[].function.strict"),
+        }
+        in_text = [turns[0], {**turns[1], "tool_calls": json.dumps([call])}, *turns[2:]]
+        for given in (row, {**row, "messages": in_text}):
+            report = check_file(write(tmp_path / "f.jsonl", json.dumps(given).encode()))
+            assert report.ok and report.counts.ignored_keys == dict.fromkeys(wanted, 1)
+
     def test_what_tool_turns_have_is_read(self, tmp_path: Path) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
         turns = [
