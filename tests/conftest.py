@@ -73,7 +73,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def bfloat16_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs take this CPU for one that multiplies bfloat16, as not every one does; where it does not, torch emulates it."""
+    """Runs take this CPU for one that multiplies bfloat16, which not every one does: torch emulates it there."""
     from rankzero.machine import CPU_FEATURES_VARIABLE, cpu_features
 
     monkeypatch.setenv(CPU_FEATURES_VARIABLE, " ".join(sorted({*cpu_features(), "avx512_bf16"})))
