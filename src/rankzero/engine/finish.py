@@ -35,6 +35,7 @@ from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
+from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
 from rankzero.wording import duration, loss_in_words
@@ -78,7 +79,8 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         inputs.vision.save(staged)
     card = result_card(run.spec, inputs, position, step, run.run_dir)
     write_text(staged / CARD, card_text(card))
-    about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
+    who = {name: run.manifest_meta[name] for name in IDENTITIES}
+    about = {"step": step, "spec": run.manifest_meta["spec"], **who, "labels": session.labels, "card": card.to_json()}
     weights = written_files(staged, sorted(staged.glob("*.safetensors")))
     if weights != weights_of(run.run_dir.final):
         leave_out_scores(run.run_dir, run.manifest_meta)

@@ -30,6 +30,7 @@ from rankzero.run_dir.card import card_of
 from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
+from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
@@ -125,6 +126,15 @@ def the_card_holds(
     monkeypatch.chdir(final)
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_a_result_says_of_which_model_and_data_it_is_as_its_checkpoints_do(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=1)
+    run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    of_result, of_checkpoint = read_manifest(run_dir.final), read_manifest(run_dir.checkpoint(1))
+    assert all(of_checkpoint[name] for name in ("model", "tokenizer", "data", "eval_data", "dtype"))
+    assert {name: of_result.get(name) for name in IDENTITIES} == {name: of_checkpoint[name] for name in IDENTITIES}
 
 
 def test_the_report_adds_up(tmp_path: Path, tiny: Path) -> None:
