@@ -31,6 +31,10 @@ class Store:
         """An object, directly."""
         _client().put_object(Bucket=BUCKET, Key=name, Body=content)
 
+    def remove(self, name: str) -> None:
+        """No object of this name any more."""
+        _client().delete_object(Bucket=BUCKET, Key=name)
+
     def put_folder(self, name: str, folder: Path) -> str:
         """All files below a folder, and the URL of where they are."""
         for path in sorted(folder.rglob("*")):

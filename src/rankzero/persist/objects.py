@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, StoppedError, StorageError
-from rankzero.run_dir.atomic import stage_name
+from rankzero.run_dir.atomic import fsync_path, stage_name
 
 
 @contextmanager
@@ -39,29 +40,15 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def files_in(file_system: Any, root: str) -> dict[str, int]:
-    """The bytes of every file below a path, by its name there. Empty objects whose keys end in a slash, as consoles
-    make for folders, are no files."""
+    """The bytes of every file below a path, by its name there."""
+    return {name: int(facts["size"]) for name, facts in facts_in(file_system, root).items()}
+
+
+def facts_in(file_system: Any, root: str) -> dict[str, dict[str, Any]]:
+    """What a store says of every file below a path, by its name there. Empty objects whose keys end in a slash, as
+    consoles make for folders, are no files."""
     found = file_system.find(root, detail=True).items()
-    return {posixpath.relpath(path, root): int(facts["size"]) for path, facts in found if not path.endswith("/")}
-
-
-def download_tree(url: str, directory: Path, stopped: Callable[[], bool]) -> int:
-    """Bring everything below a URL into a directory; what is there in the same size stays. Returns files fetched.
-
-    Several nodes may do this to one volume at a time. Raises StoppedError between files where `stopped` became true.
-    """
-    with store_errors(url):
-        file_system, root = open_store(url)
-        fetched = 0
-        for name, size in files_in(file_system, root).items():
-            if stopped():
-                hint = "what was fetched is kept; the same command goes on from there"
-                raise StoppedError("stopped while fetching files", where=url, hint=hint)
-            local = directory / inside(name, url)
-            if not local.exists() or local.stat().st_size != size:
-                fetch(file_system, posixpath.join(root, name), local)
-                fetched += 1
-        return fetched
+    return {posixpath.relpath(path, root): facts for path, facts in found if not path.endswith("/")}
 
 
 def inside(name: str, where: str) -> str:
@@ -71,12 +58,16 @@ def inside(name: str, where: str) -> str:
     return name
 
 
-def fetch(file_system: Any, remote: str, local: Path) -> None:
-    """One file, whole or not at all."""
+def fetch(file_system: Any, remote: str, local: Path) -> os.stat_result:
+    """One file, whole or not at all. Returns what the file that was put here is, should another take its place at
+    once."""
     local.parent.mkdir(parents=True, exist_ok=True)
     staged = local.with_name(stage_name(local.name))
     try:
         file_system.get_file(remote, str(staged))
+        fsync_path(staged)
+        about = staged.stat()
         staged.replace(local)
     finally:
         staged.unlink(missing_ok=True)
+    return about

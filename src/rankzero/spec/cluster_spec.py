@@ -93,8 +93,9 @@ class VolumeSpec(Section):
     sub_path: Text | None = None
     """Mount this directory of the volume instead of its root."""
     url: Annotated[str, StringConstraints(pattern=URL_PATTERN)] | None = None
-    """Object store that the directory is filled from before training; `outputs` is copied to it as checkpoints are
-    committed, and filled from it when a run continues. Any fsspec URL: s3://bucket/prefix."""
+    """Object store that the directory is filled from before training: what the store has changed since is fetched
+    again, and what came from it and is there no more is removed. `outputs` is copied to it as checkpoints are committed
+    instead, and filled from it when a run continues. Any fsspec URL: s3://bucket/prefix."""
 
     @property
     def is_read_only(self) -> bool:

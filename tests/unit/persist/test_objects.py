@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.persist.objects import download_tree
+from rankzero.persist.following import NOTES, download_tree
 from rankzero.persist.pulling import pull
 from rankzero.persist.run_store import RunStore
 from rankzero.persist.sources import ObjectSource
@@ -40,4 +40,5 @@ def test_folders_that_a_console_made_are_no_files(store: Store, tmp_path: Path, 
     else:
         RunStore(here, url, SPEC).restore(print)
     files = {path.relative_to(here.root).as_posix() for path in here.root.rglob("*") if path.is_file()}
+    files = {name for name in files if not name.startswith(NOTES)}
     assert files == {"run.yaml", "logs/rank-0.log"}

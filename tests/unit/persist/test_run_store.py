@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +14,10 @@ import pytest
 
 import rankzero.persist.run_store
 from rankzero.engine.checkpoint import prune_checkpoints
-from rankzero.errors import ConfigError, StoppedError, StorageError
-from rankzero.launch.node.mirror import downloaded, mirrored, settled_there
+from rankzero.errors import ConfigError, StorageError
+from rankzero.launch.node.mirror import mirrored, settled_there
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.persist import copying
-from rankzero.persist.objects import download_tree
 from rankzero.persist.run_store import OtherRunError, RunStore
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory, write_text
 from rankzero.run_dir.paths import RunDir
@@ -147,20 +145,6 @@ def test_what_cannot_be_read_of_a_run_is_an_error(run: RunDir, url: str, monkeyp
 
 def test_nothing_to_bring_back(tmp_path: Path, url: str) -> None:
     assert store_of(RunDir(tmp_path / "new"), url).restore(print) is None
-
-
-def test_a_tree_is_fetched_once(tmp_path: Path, url: str) -> None:
-    store, root = fsspec.core.url_to_fs(url)
-    store.makedirs(f"{root}/a", exist_ok=True)
-    store.pipe_file(f"{root}/a/x", b"1")
-    store.pipe_file(f"{root}/y", b"22")
-    assert download_tree(url, tmp_path / "d", never) == 2
-    assert (tmp_path / "d" / "a" / "x").read_bytes() == b"1"
-    assert download_tree(url, tmp_path / "d", never) == 0
-    said: list[str] = []
-    settings = NodeSettings(run="r", mirrors=(Mirror(url, str(tmp_path / "d2"), "download"),))
-    downloaded(settings, said.append, never)
-    assert "2 files fetched" in said[0]
 
 
 def test_a_store_without_its_library(run: RunDir) -> None:
@@ -315,30 +299,6 @@ def test_a_damaged_copy_is_spoken_of_and_made_again(run: RunDir, url: str, tmp_p
     checkpoint(back, 10)
     store.upload()
     assert file_system.cat_file(weights) == b"weights 10"
-
-
-def test_nodes_that_share_a_volume_fetch_at_the_same_time(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    data = os.urandom(16 << 20)
-    (source / "weights").write_bytes(data)
-    with ThreadPoolExecutor(4) as nodes:
-        done = [nodes.submit(download_tree, f"file://{source}", tmp_path / "cache", never) for _ in range(4)]
-        assert all(each.result() in (0, 1) for each in done)
-    assert (tmp_path / "cache" / "weights").read_bytes() == data
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["weights"], "nothing temporary is left"
-
-
-def test_a_stop_ends_fetching_between_files(tmp_path: Path, url: str) -> None:
-    tree = f"{url}/stopped"
-    store, root = fsspec.core.url_to_fs(tree)
-    store.makedirs(root, exist_ok=True)
-    for name in "ab":
-        store.pipe_file(f"{root}/{name}", b"1")
-    asked = iter([False, True])
-    with pytest.raises(StoppedError):
-        download_tree(tree, tmp_path / "d", lambda: next(asked))
-    assert [path.name for path in (tmp_path / "d").iterdir()] == ["a"]
 
 
 def test_pods_copy_to_the_url_of_the_run_spec_too(run: RunDir, url: str) -> None:

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
+from rankzero.object_version import object_version
 from rankzero.spec.nearby import meant_here, modelscope_hint
 
 _BLOCK_BYTES = 4 << 20
 _SILENCE_SECONDS = 60.0
 """Of a server, after which it is asked again."""
-
-_VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime", "created")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +170,10 @@ def _file(fs: Any, path: str) -> RemoteFile:
     info = fs.info(path)
     if info.get("type") == "directory":
         raise DataError("is a directory", where=path, hint="put /*.jsonl after it")
-    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
     size = info.get("size")
     name = path.split("?")[0].rstrip("/").rpartition("/")[2]
     url, hub = fs.unstrip_protocol(path), _in_repository(fs, path)
-    return RemoteFile(name, url, int(size) if size is not None else None, version, hub)
+    return RemoteFile(name, url, int(size) if size is not None else None, object_version(info), hub)
 
 
 def _in_repository(fs: Any, path: str) -> HubFile | None:

@@ -11,7 +11,7 @@ from rankzero.errors import ConfigError
 from rankzero.launch.node.client import Say
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.persist.copying import bring_back, copied, settled_by_copies
-from rankzero.persist.objects import download_tree
+from rankzero.persist.following import download_tree
 from rankzero.persist.run_store import RunStore, copy_url
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
