@@ -69,7 +69,8 @@ class RunStore:
     def require_ours(self) -> None:
         """Raise OtherRunError where the store has another run under this name, by its newest checkpoint or, without
         one, its result: a start that came to neither has left nothing to lose. A checkpoint that is here and there is
-        this run's, whatever changes were accepted since, here or on another machine. Raises StorageError."""
+        this run's, whatever changes were accepted since, here or on another machine. Until one is here, what may be
+        this run's is not known to be. Raises StorageError."""
         if self._is_ours:
             return
         there = None if self._shares_a_step() else self.newest_manifest()
@@ -77,7 +78,7 @@ class RunStore:
         problems = [] if there is None else others_run(there, here, self._spec, self._allowed)
         if problems:
             raise OtherRunError(with_way_out(problems, self.url, self._spec))
-        self._is_ours = True
+        self._is_ours = there is None or here is not None
 
     def _shares_a_step(self) -> bool:
         """Whether the newest checkpoint that is in both places is the same, by its manifest with all its hashes."""
@@ -176,6 +177,9 @@ class RunStore:
             self.require_ours()
         except OtherRunError as error:  # this run has trained: only its copy has no place
             raise StorageError(error.problems) from error
+        if not self._is_ours:
+            what = "a result is there that may be another run's, and is compared with the first checkpoint here"
+            raise StorageError(what, where=self.url, hint="nothing is sent until then")
         with store_errors(self.url):
             here = self._run_dir.committed_steps()
             if self._steps is None:

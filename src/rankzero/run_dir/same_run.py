@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rankzero.errors import ConfigError, Problem
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import IDENTITIES, LENGTH, compare, name_beside
+from rankzero.spec.diff import IDENTITIES, LENGTH, Change, compare, name_beside, other_places, perhaps_the_same
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -40,19 +40,28 @@ def others_run(
     there: dict[str, Any], here: dict[str, Any] | None, spec: RunSpec, allowed: Collection[str]
 ) -> list[Problem]:
     """Why what is elsewhere under this run's name is another run's, by the manifest of its newest checkpoint or of its
-    result; [] where it is this run's. `here`: the manifest of the newest checkpoint of this run here, which knows more
-    of it than its spec."""
+    result; [] where it is this run's, or may be by the names of its files alone. `here`: the manifest of the newest
+    checkpoint of this run here, which knows more of it than its spec. What only one of them knows by its content is
+    compared by its place."""
     try:
         problems, _ = spec_changes(there, spec, allowed)
+        before = RunSpec.model_validate(there["spec"])
     except ValidationError:
         return [Problem("it was made by a version of rankzero whose specs this one does not read")]
-    problems += [
-        Problem(f"{words} there and here are not the same", name, f"put it right, or pass --allow-change {name}")
-        for name, words in IDENTITIES.items()
-        if here is not None and name in there and there[name] != here.get(name)
-        if name not in allowed and spec.resume != "continue"
-    ]
+    for name, words in IDENTITIES.items():
+        if name in allowed or spec.resume == "continue":
+            continue
+        if here is not None and name in there:
+            found = [] if there[name] == here.get(name) else [(f"{words} there and here are not the same", name)]
+        else:
+            changes = [change for change in other_places(name, before, spec) if change.field not in allowed]
+            found = [(_in_words(change), change.field) for change in changes if not perhaps_the_same(change)]
+        problems += [Problem(what, field, f"put it right, or pass --allow-change {name}") for what, field in found]
     return problems
+
+
+def _in_words(change: Change) -> str:
+    return f"{json.dumps(change.old)} there, {json.dumps(change.new)} here"
 
 
 def spec_changes(

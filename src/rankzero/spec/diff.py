@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,11 +37,15 @@ _HARMLESS = (
     *("train.sharding", "train.context_parallel", "train.expert_parallel", "train.offload", "train.deepspeed"),
     *("model.local_files_only", "data.streaming_cache_gb"),
 )
-_PLACES = (
-    *("model.name", "model.local_dir", "model.tokenizer_dir"),
-    *("data.train", "data.eval", "data.chat_template"),
-)
-"""Places of data, model and template: as harmless, because what stands there is compared by content."""
+PLACES = {
+    "model": ("model.name", "model.local_dir"),
+    "tokenizer": ("model.tokenizer_dir", "data.chat_template"),
+    "data": ("data.train",),
+    "eval_data": ("data.eval",),
+}
+"""Where data, model and template are, by the identity that what stands there has: as harmless, since it is compared by
+content where that is known."""
+_PLACES = tuple(field for fields in PLACES.values() for field in fields)
 
 _FIXED = frozenset(
     {
@@ -77,6 +82,30 @@ def compare(old: RunSpec, new: RunSpec) -> list[Change]:
         for field in fields
         if before.get(field) != after.get(field)
     ]
+
+
+def other_places(identity: str, old: RunSpec, new: RunSpec) -> list[Change]:
+    """Where the places of this identity differ."""
+    return [change for change in compare(old, new) if _is_one_of(change.field, PLACES.get(identity, ()))]
+
+
+def perhaps_the_same(change: Change) -> bool:
+    """Whether two places may be of the same files, on two machines: of the same name, where one is a path; a copy of a
+    model, or of its tokenizer, that only one of them names."""
+    if change.field in ("model.local_dir", "model.tokenizer_dir") and None in (change.old, change.new):
+        return True
+    return _perhaps_the_same(change.old, change.new)
+
+
+def _perhaps_the_same(one: Any, other: Any) -> bool:
+    if isinstance(one, str) and isinstance(other, str):
+        names = [posixpath.basename(place.rstrip("/")) for place in (one, other)]
+        return one == other or (names[0] == names[1] and (one.startswith("/") or other.startswith("/")))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_perhaps_the_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_perhaps_the_same, one, other))
+    return bool(one == other)
 
 
 def not_allowable(names: Iterable[str]) -> list[Problem]:

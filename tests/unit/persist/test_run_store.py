@@ -337,6 +337,73 @@ def test_changes_that_were_accepted_before_are_no_other_run(run: RunDir, url: st
         RunStore(run, f"{url}/r", spec_of(run)).require_ours()
 
 
+def result(run: RunDir, text: str, *, data: str) -> None:
+    staged = run.root / "staged"
+    staged.mkdir(parents=True)
+    (staged / "weights").write_text(text)
+    about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data}
+    commit_directory(staged, run.final, about)
+
+
+@pytest.mark.parametrize("way", ["other places", "the same places"])
+def test_the_result_of_another_run_is_not_written_over(run: RunDir, url: str, tmp_path: Path, way: str) -> None:
+    """Of another base and data with the same settings, without checkpoints: by place at once, by content later."""
+    result(run, "theirs", data="theirs")
+    store_of(run, url).upload()
+    file_system, root = fsspec.core.url_to_fs(url)
+    names = set(file_system.find(root))
+    own = RunDir(tmp_path / "elsewhere" / "r")
+    own.root.mkdir(parents=True)
+    own.metrics.write_text("own")
+    changes = {"model": {"name": "o"}} if way == "other places" else {}
+    store = store_of(own, url, **changes)
+    if way == "other places":
+        with pytest.raises(OtherRunError, match="another run"):
+            store.require_ours()
+    else:
+        store.require_ours()
+        with pytest.raises(StorageError, match="may be another run's"):
+            store.upload()
+        checkpoint(own, 5, data="own")
+        with pytest.raises(StorageError, match="the training data .* not the same"):
+            store.upload()
+    assert set(file_system.find(root)) == names
+    assert file_system.cat_file(f"{root}/final/weights") == b"theirs"
+
+
+def test_a_runs_own_result_is_replaced_by_its_next_one(run: RunDir, url: str) -> None:
+    """Its checkpoints are gone here and there."""
+    result(run, "first", data="d")
+    store_of(run, url).upload()
+    shutil.rmtree(run.root)
+    run.root.mkdir()
+    store = store_of(run, url)
+    copying.bring_back(run, store, print)
+    checkpoint(run, 5)
+    shutil.rmtree(run.root / "final", ignore_errors=True)
+    result(run, "second", data="d")
+    store.upload()
+    file_system, root = fsspec.core.url_to_fs(url)
+    assert file_system.cat_file(f"{root}/final/weights") == b"second"
+
+
+@pytest.mark.parametrize("data", ["/mnt/t", "o/other"])
+def test_only_what_may_be_this_run_is_brought_back(run: RunDir, url: str, tmp_path: Path, data: str) -> None:
+    checkpoint(run, 5)
+    store_of(run, url).upload()
+    own = RunDir(tmp_path / "elsewhere" / "r")
+    store = store_of(own, url, data={"train": data})
+    if data == "/mnt/t":  # the same data on another machine, as far as names tell
+        copying.bring_back(own, store, print)
+        assert own.committed_steps() == [5]
+    else:
+        with pytest.raises(OtherRunError, match=r"data\.train"):
+            copying.bring_back(own, store, print)
+        assert not own.root.exists()
+        copying.bring_back(own, store_of(own, url, ("data",), data={"train": data}), print)
+        assert own.committed_steps() == [5]
+
+
 def test_a_copy_of_an_unknown_version_is_another_setting(run: RunDir) -> None:
     spec = spec_of(run).model_copy(update={"resume": "new"})
     held = {"spec": {**spec.model_dump(mode="json"), "of_the_future": 1}}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rankzero
 from rankzero.errors import ConfigError, UsageError
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.same_run import refuse_foreign_directory
+from rankzero.run_dir.same_run import others_run, refuse_foreign_directory
+from rankzero.spec import diff
 from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
 from tests.unit.run_dir.test_setting import save, spec
 
 
@@ -43,3 +46,68 @@ def test_training_and_dry_run_refuse_it_alike(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(specs, "checked", lambda *_: other)
     with pytest.raises(ConfigError, match="holds checkpoints of another run"):
         rankzero.dry_run(other)
+
+
+IDENTITIES = {"model": "m1", "tokenizer": "t1", "data": "d1", "eval_data": None}
+PLACES: dict[str, dict[str, Any]] = {
+    "data": {"data": {"train": "/data/other.jsonl"}},
+    "model": {"model": {"name": "meta-llama/Llama-3.2-1B"}},
+    "tokenizer": {"data": {"train": "/data/mine.jsonl", "chat_template": "plain"}},
+    "eval_data": {"data": {"train": "/data/mine.jsonl", "eval": {"fraction": 0.5}}},
+}
+
+
+def placed(root: Path, **changes: Any) -> RunSpec:
+    value = {"model": {"name": "Qwen/Qwen3-0.6B"}, "data": {"train": "/data/mine.jsonl"}}
+    return spec(root, **{"resume": "refuse", **value, **changes})
+
+
+@pytest.mark.parametrize("identity", PLACES)
+@pytest.mark.parametrize("knows", ["the copy", "this directory", "neither"])
+def test_what_cannot_be_compared_by_content_is_compared_by_place(tmp_path: Path, identity: str, knows: str) -> None:
+    there = {"spec": placed(tmp_path).model_dump(mode="json")} | (IDENTITIES if knows == "the copy" else {})
+    here = IDENTITIES if knows == "this directory" else None
+    assert others_run(there, here, placed(tmp_path), ()) == []
+    other = placed(tmp_path, **PLACES[identity])
+    (found,) = others_run(there, here, other, ())
+    assert found.where.startswith(diff.PLACES[identity]) and found.hint.endswith(f"--allow-change {identity}")
+    assert others_run(there, here, other, (identity,)) == others_run(there, here, other, (found.where,)) == []
+    assert others_run(there, here, placed(tmp_path, **{**PLACES[identity], "resume": "continue"}), ()) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ({"data": {"train": "/home/a/mine.jsonl"}}, {"data": {"train": "/mnt/mine.jsonl"}}),
+        ({"data": {"train": [{"path": "/home/a/x"}]}}, {"data": {"train": [{"path": "/home/b/x/"}]}}),
+        ({"model": {"name": "Qwen/Qwen3-0.6B"}}, {"model": {"name": "/models/Qwen3-0.6B"}}),
+        ({"model": {"name": "Qwen/Q"}}, {"model": {"name": "Qwen/Q", "local_dir": "/models/q"}}),
+    ],
+)
+def test_the_same_names_at_another_place_may_be_this_runs(
+    tmp_path: Path, there: dict[str, Any], here: dict[str, Any]
+) -> None:
+    manifest = {"spec": placed(tmp_path, **there).model_dump(mode="json"), **IDENTITIES}
+    assert others_run(manifest, None, placed(tmp_path, **here), ()) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ({"data": {"train": [{"path": "/a/x"}]}}, {"data": {"train": [{"path": "/a/x"}, {"path": "/a/y"}]}}),
+        ({"model": {"name": "one/tiny"}}, {"model": {"name": "other/tiny"}}),
+    ],
+)
+def test_places_that_are_no_paths_are_the_same_or_not(
+    tmp_path: Path, there: dict[str, Any], here: dict[str, Any]
+) -> None:
+    manifest = {"spec": placed(tmp_path, **there).model_dump(mode="json"), **IDENTITIES}
+    assert others_run(manifest, None, placed(tmp_path, **here), ())
+
+
+def test_content_that_both_know_counts_wherever_it_lies(tmp_path: Path) -> None:
+    moved = placed(tmp_path, data={"train": "/mnt/rows.jsonl"}, model={"name": "/models/base"})
+    there = {"spec": placed(tmp_path).model_dump(mode="json"), **IDENTITIES}
+    assert others_run(there, IDENTITIES, moved, ()) == []
+    (found,) = others_run(there, {**IDENTITIES, "data": "d2"}, placed(tmp_path), ())
+    assert found.where == "data"
