@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from rankzero.errors import ConfigError, ServiceError, StorageError
+import yaml
+from pydantic import ValidationError
+
+from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
 from rankzero.persist.objects import inside
 from rankzero.persist.run_store import is_plain
 from rankzero.persist.sources import Source
@@ -32,6 +37,9 @@ from rankzero.run_dir.atomic import (
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import LINKS, RunDir
 from rankzero.run_dir.result import FINAL
+from rankzero.run_dir.same_run import two_runs
+from rankzero.run_dir.setting import newest_manifest
+from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -107,15 +115,49 @@ class _Pull:
         if not spec.is_file():
             return
         theirs = self._read("run.yaml", names.get("run.yaml", 0))
-        if spec.read_bytes() != theirs and not _same_setting(spec.read_text(encoding="utf-8"), theirs.decode()):
+        problems = self._differences(spec.read_bytes(), theirs, names)
+        if problems:
             hint = "give another --output, or move that run away"
-            raise ConfigError("this directory holds a run of another setting", where=str(root), hint=hint)
+            raise ConfigError([Problem("this directory holds another run", str(root), hint), *problems])
         here = _furthest(self._run_dir.committed_steps(), _bytes(self._run_dir.report))
         there = _furthest(_steps(names), self._read("report.json", names.get("report.json", 0)))
         if here > there:
             what = f"the run is at step {here} here, and only at step {there} there"
             hint = "give another --output; this directory has the newer work, which would be replaced"
             raise ConfigError(what, where=str(root), hint=hint)
+
+    def _differences(self, ours: bytes, theirs: bytes, names: Mapping[str, int]) -> list[Problem]:
+        """Why these two run.yaml, or what was made by them, are of two runs."""
+        specs = _spec(ours), _spec(theirs)
+        if specs[0] is None or specs[1] is None:
+            what = "one of the two was made by a version of rankzero whose specs this one does not read"
+            return [] if ours == theirs else [Problem(what, "run.yaml")]
+        here, there = self._manifest_here(), self._manifest_there(names)
+        return two_runs(specs[0], specs[1], here, there, begun_alike=self._begun_alike(names))
+
+    def _begun_alike(self, names: Mapping[str, int]) -> bool:
+        """Whether both have the same first step, made at one time."""
+        name = "metrics.jsonl"
+        here = _bytes(self._run_dir.metrics).partition(b"\n")[0]
+        there = self._read(name, min(CHUNK, names.get(name, 0))).partition(b"\n")[0]
+        return here == there and b'"time"' in here
+
+    def _manifest_here(self) -> Mapping[str, Any]:
+        """Of the newest checkpoint, which says most of what the run is, or of the result; {} where there is neither."""
+        newest = newest_manifest(self._run_dir)
+        if newest is None:
+            with suppress(StorageError):
+                newest = read_manifest(self._run_dir.final)
+        return newest or {}
+
+    def _manifest_there(self, names: Mapping[str, int]) -> Mapping[str, Any]:
+        directories = [*(f"checkpoints/step-{step}" for step in sorted(_steps(names), reverse=True)), FINAL]
+        for name in (f"{directory}/{MANIFEST}" for directory in directories):
+            data = self._read(name, names.get(name, 0))
+            with tempfile.TemporaryDirectory() as place, suppress(StorageError):
+                (Path(place) / MANIFEST).write_bytes(data)
+                return read_manifest(Path(place))
+        return {}
 
     def _checkpoints(self, wanted: Checkpoints, names: Mapping[str, int]) -> tuple[int, ...]:
         if wanted == "none":
@@ -258,16 +300,8 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _same_setting(ours: str, theirs: str) -> bool:
-    """Whether two run.yaml are of one run: it may have been continued for longer since."""
-    import yaml
-    from pydantic import ValidationError
-
-    from rankzero.spec.diff import LENGTH, compare
-    from rankzero.spec.run_spec import RunSpec
-
-    try:
-        specs = [RunSpec.model_validate(yaml.safe_load(text.replace("$${", "${"))) for text in (ours, theirs)]
-    except (ValidationError, yaml.YAMLError):
-        return False
-    return not [change for change in compare(*specs) if not change.harmless and change.field not in LENGTH]
+def _spec(text: bytes) -> RunSpec | None:
+    """Of a run.yaml; None where it is none that this version reads."""
+    with suppress(ValidationError, yaml.YAMLError, UnicodeDecodeError):
+        return RunSpec.model_validate(yaml.safe_load(text.decode().replace("$${", "${")))
+    return None

@@ -4,7 +4,7 @@ neither data nor weights."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.diff import IDENTITIES, LENGTH, Change, compare, name_beside, other_places, perhaps_the_same
 from rankzero.spec.run_spec import RunSpec
+
+_MADE_OF = ("model", "tokenizer", "data")
+"""Of the identities, those that a result is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,22 @@ def others_run(
             changes = [change for change in other_places(name, before, spec) if change.field not in allowed]
             found = [(_in_words(change), change.field) for change in changes if not perhaps_the_same(change)]
         problems += [Problem(what, field, f"put it right, or pass --allow-change {name}") for what, field in found]
+    return problems
+
+
+def two_runs(
+    ours: RunSpec, theirs: RunSpec, here: Mapping[str, Any], there: Mapping[str, Any], *, begun_alike: bool
+) -> list[Problem]:
+    """Why results here and there under one name are of two runs, by their specs and the identities that their manifests
+    have; [] where they are of one, which may have been continued for longer. `begun_alike`: they have a first step in
+    common, so that other data were accepted since."""
+    changes = [change for change in compare(theirs, ours) if not change.harmless and change.field not in LENGTH]
+    problems = [Problem(_in_words(change), change.field) for change in changes]
+    for name in () if begun_alike else _MADE_OF:
+        if name not in here or name not in there:
+            problems += [Problem(_in_words(change), change.field) for change in other_places(name, theirs, ours)]
+        elif here[name] != there[name]:
+            problems.append(Problem(f"{IDENTITIES[name]} there and here are not the same", name))
     return problems
 
 

@@ -32,12 +32,12 @@ def spec_text(**changes: object) -> str:
     return to_yaml(resolve(RunSpec.model_validate({**SPEC, **changes})))
 
 
-def committed(directory: Path, text: str) -> None:
+def committed(directory: Path, text: str, **about: str) -> None:
     staged = directory.parent / "staged"
     (staged / "model").mkdir(parents=True)
     (staged / "model" / "weights").write_text(text * 700)
     (staged / "card").write_text("a card")
-    commit_directory(staged, directory, {})
+    commit_directory(staged, directory, about)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_another_runs_directory_and_one_that_is_trained_in_stay(source: Source, 
     here = RunDir(tmp_path / "here")
     here.root.mkdir()
     here.spec.write_text(spec_text(train={"learning_rate": 1.0}))
-    with pytest.raises(ConfigError, match="another setting"):
+    with pytest.raises(ConfigError, match=r"another run(.|\n)*2e-05 there, 1.0 here"):
         pull(source, here.root, print)
     here.spec.write_text(spec_text(train={"num_train_epochs": 9}))
     assert pull(source, here.root, print).result, "the same run, continued for longer"
@@ -175,6 +175,65 @@ def test_another_runs_directory_and_one_that_is_trained_in_stay(source: Source, 
     with pytest.raises(StorageError, match="trains in this directory"):
         pull(source, here.root, print)
     lease.release()
+
+
+MADE_OF = {"model": "m", "tokenizer": "t", "data": "d"}
+
+
+def of_here(tmp_path: Path, text: str, **about: str) -> RunDir:
+    here = RunDir(tmp_path / "here")
+    here.root.mkdir()
+    here.spec.write_text(text)
+    committed(here.final, "mine", **about)
+    return here
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": {"name": "o/other"}}, {"data": {"train": "theirs.jsonl"}}, {"data": {"train": "/a/t.jsonl"}}]
+)
+@pytest.mark.parametrize("knows", [{}, MADE_OF])
+def test_a_result_of_other_places_stays_where_content_does_not_tell(
+    source: Source, tmp_path: Path, changes: dict[str, object], knows: dict[str, str]
+) -> None:
+    here = of_here(tmp_path, spec_text(**changes), **knows)
+    with pytest.raises(ConfigError, match=r"another run(.|\n)* there, .* here"):
+        pull(source, here.root, print)
+    assert (here.final / "model/weights").read_text().startswith("mine")
+    assert here.spec.read_text() == spec_text(**changes)
+
+
+@pytest.mark.parametrize("changed", MADE_OF)
+def test_content_tells_a_result_of_another_run_at_the_same_places(
+    source: Source, there: RunDir, tmp_path: Path, changed: str
+) -> None:
+    for directory in (there.checkpoint(10), there.final):
+        shutil.rmtree(directory)
+        committed(directory, "theirs", **MADE_OF)
+    here = of_here(tmp_path, spec_text(), **{**MADE_OF, changed: "another"})
+    with pytest.raises(ConfigError, match="another run") as raised:
+        pull(source, here.root, print)
+    assert [problem.where for problem in raised.value.problems[1:]] == [changed]
+    assert (here.final / "model/weights").read_text().startswith("mine")
+
+
+def test_a_run_is_known_at_other_places_by_content_and_with_other_data_by_its_first_step(
+    source: Source, there: RunDir, tmp_path: Path
+) -> None:
+    """On another machine, and after other data were accepted."""
+    for directory in (there.checkpoint(10), there.final):
+        shutil.rmtree(directory)
+        committed(directory, "theirs", **MADE_OF)
+    here = of_here(tmp_path, spec_text(data={"train": "/mnt/rows.jsonl"}), **MADE_OF)
+    assert pull(source, here.root, print).result
+    shutil.rmtree(here.final)
+    committed(here.final, "before", **{**MADE_OF, "data": "before"})
+    with pytest.raises(ConfigError, match="another run"):
+        pull(source, here.root, print)
+    first = '{"step": 1, "time": 5.5}\n'
+    here.metrics.write_text(first)
+    there.metrics.write_text(f'{first}{{"step": 2, "time": 6.5}}\n')
+    pull(source, here.root, print)
+    assert (here.final / "model/weights").read_text().startswith("theirs")
 
 
 @pytest.mark.parametrize("by", ["checkpoint", "report"])
