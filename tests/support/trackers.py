@@ -24,6 +24,7 @@ class MemoryServer:
     effect or after."""
 
     link = "memory"
+    place = "memory"
 
     def __init__(self) -> None:
         self.runs: list[str] = []

@@ -126,7 +126,7 @@ def run(
         meta |= {"layout": layout_of(session, spec, environment)}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
-        sender.start(anew=saved is None)
+        sender.start(anew=meta if saved is None else None)
         keep, step = spec.checkpoint.keep, position.step
         saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
         context = RunContext(

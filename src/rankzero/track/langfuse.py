@@ -20,7 +20,7 @@ from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending, read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
-from rankzero.track.server import Kind, Row, RunFacts, numbers
+from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of
 
 HOST, PUBLIC_KEY, SECRET_KEY = "LANGFUSE_HOST", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"
 TRACES, SCORES = "/api/public/otel/v1/traces", "/api/public/scores"
@@ -52,6 +52,8 @@ class LangfuseTrace:
 
     def __init__(self, host: str, keys: tuple[str, str]) -> None:
         self._host = host
+        project = hashlib.sha256(keys[0].encode()).hexdigest()[:12]  # it is known by its keys alone
+        self.place = place_of(project, host)
         import httpx2
 
         headers = {"x-langfuse-ingestion-version": "4"}

@@ -19,7 +19,7 @@ from rankzero.redaction import without_secrets
 from rankzero.run_dir.atomic import MANIFEST, file_sha256
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
-from rankzero.track.server import Kind, Row, RunFacts, numbers, plotted_as
+from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of, plotted_as
 
 WANTS_SYSTEM = True
 EXPERIMENT = "rankzero"
@@ -80,6 +80,7 @@ class MlflowRun:
 
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._uri, self._run, self._experiment = uri, "", ""
+        self.place = place_of(_experiment_name(), uri)
         self._directory: RunDir | None = None
         self.link = ""
 
@@ -95,7 +96,7 @@ class MlflowRun:
 
     def _find(self, run: RunFacts, key: str) -> Any:
         """The run that carries the key, made where there is none."""
-        name = os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
+        name = _experiment_name()
         known = self._client.get_experiment_by_name(name)
         files = _files_beside(self._uri)
         experiment = (
@@ -183,6 +184,10 @@ class MlflowRun:
         if model.status != "READY":
             self._client.log_model_artifacts(model.model_id, str(final))
             self._client.finalize_logged_model(model.model_id, "READY")
+
+
+def _experiment_name() -> str:
+    return os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
 
 
 def _files_beside(uri: str) -> str | None:

@@ -109,10 +109,12 @@ class Delivery:
             self.sent.write(self._path)
 
     def _begin(self) -> Server:
-        if self.sent.spec is None:
-            self.sent.spec = spec_hash(self._spec)
-            self.sent.write(self._path)  # the key, before anything carries it
         server = self._connect(self._run_dir)
+        if self.sent.place not in (None, server.place):
+            self.sent = Sent(spec=self.sent.spec, made_of=self.sent.made_of)  # nothing of it is at this place
+        if self.sent.spec is None or self.sent.place is None:
+            self.sent.spec, self.sent.place = self.sent.spec or spec_hash(self._spec), server.place
+            self.sent.write(self._path)  # the key, before anything carries it
         facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
         there = server.begin(facts, self.sent.key, self.sent.there)
         if (there, server.link) != (self.sent.there, self.sent.link):

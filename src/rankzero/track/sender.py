@@ -6,8 +6,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rankzero.errors import StorageError
 from rankzero.run_dir.paths import RunDir
@@ -17,6 +18,7 @@ from rankzero.track.send import FLUSH_SECONDS, server_modules
 from rankzero.track.spool import Sent, last_end, path_of, unsent
 
 Say = Callable[[str], None]
+_MADE_OF = ("model", "tokenizer", "data")
 _IDLE_SECONDS = 5.0
 """How long the sender may take for the rest in the time that others leave."""
 _LEAVING_SECONDS = 5.0
@@ -31,21 +33,26 @@ class Sending:
         self._names = () if spec is None else tuple(server_modules(spec.tracking))
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, anew: bool) -> None:
-        """Begin to send, in the time that training leaves. `anew`: the run begins with its first step, so that what an
-        earlier run of another spec has sent from this directory is not its own."""
+    def start(self, *, anew: Mapping[str, Any] | None) -> None:
+        """Begin to send, in the time that training leaves. `anew`: where the run begins with its first step, what it is
+        made of, as checkpoints' manifests have it: what an earlier run of another spec, or of other content, has sent
+        from this directory is not its own."""
         if self._spec is None:
             return
         try:
-            if anew:  # also where nothing is sent: a later start may send
-                self._forget_other_runs(spec_hash(self._spec))
+            if anew is not None:  # also where nothing is sent: a later start may send
+                spec, made_of = spec_hash(self._spec), {name: anew.get(name) for name in _MADE_OF}
+                self._forget_other_runs(spec, made_of)
+                for path in (self._run_dir.tracking / f"{name}.json" for name in self._names):
+                    if not path.exists():
+                        Sent(spec=spec, made_of=made_of).write(path)
             if self._names:
                 self._process = self._started()
                 _only_when_idle(self._process.pid)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             if self._names:
-                names = ", ".join(self._names)
-                self._warn(f"[TRACK] nothing is sent to {names} in this start: {error.strerror or error}")
+                names, reason = ", ".join(self._names), getattr(error, "strerror", None) or error
+                self._warn(f"[TRACK] nothing is sent to {names} in this start: {reason}")
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Another group than ours, so that Ctrl-C does not reach it."""
@@ -55,15 +62,16 @@ class Sending:
     def finish_what_is_left(self) -> None:
         """Of a run that is over: send what its starts could not."""
         if any(_left(self._run_dir, name) for name in self._names):
-            self.start(anew=False)
+            self.start(anew=None)
 
-    def _forget_other_runs(self, spec: str) -> None:
-        """Drop what was noted of runs of other specs, and the machine's numbers where no server has this run yet: they
-        are an earlier one's. Raises OSError."""
+    def _forget_other_runs(self, spec: str, made_of: Mapping[str, Any]) -> None:
+        """Drop what was noted of runs of other specs or of other content, and the machine's numbers where no server has
+        this run yet: they are an earlier one's. Raises OSError."""
         begun = False
         for path in sorted(self._run_dir.tracking.glob("*.json")):
             with suppress(ValueError, TypeError):
-                if Sent.read(path).spec == spec:
+                noted = Sent.read(path)
+                if (noted.spec, noted.made_of) == (spec, made_of):
                     begun = True
                     continue
             path.unlink(missing_ok=True)

@@ -6,10 +6,12 @@ whatever it likes: it is tried again later.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
@@ -18,6 +20,8 @@ Kind = Literal["metrics", "samples", "saves", "system"]
 Row = dict[str, Any]
 """An object of a JSON-lines file of the run directory: `step` counts up from row to row, `time` is in Unix seconds. Of
 samples, all of a step are one row: `samples` has them."""
+_USER = re.compile(r"//[^/@]*@")
+"""Of a URL: who asks, and by which password."""
 NOT_PLOTTED = frozenset({"step", "time", "epoch"})
 
 
@@ -30,11 +34,19 @@ class RunFacts:
     settings: Mapping[str, str]
 
 
+def place_of(project: str, where: str) -> str:
+    """A server's `place`: what of which server, whoever asks it."""
+    return without_secrets(f"{project} in {_USER.sub('//', where)}")
+
+
 class Server(Protocol):
     """A run on a tracker's server."""
 
     link: str
     """Where a person looks at it."""
+    place: str
+    """Which server it is and what of it, without secrets: at another place nothing of the run is known. Empty where the
+    server is asked what it has at each begin."""
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         """Make the run there, or find it again: by the name `there` that an earlier call has returned, or, where that

@@ -38,6 +38,10 @@ class Sent:
     """The run's own name for servers that give it another one."""
     spec: str | None = None
     """Hash of the spec that was trained when the run was begun there."""
+    made_of: dict[str, Any] | None = None
+    """Which model, tokenizer and data it was begun with, as checkpoints' manifests have them."""
+    place: str | None = None
+    """Which server has it, and where there: see `Server.place`."""
     there: str | None = None
     link: str = ""
     last: dict[str, int] = field(default_factory=dict)

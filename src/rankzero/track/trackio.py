@@ -21,11 +21,12 @@ from rankzero.errors import ConfigError, Problem, ServiceError
 from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
-from rankzero.track.server import Kind, Row, RunFacts, numbers, plotted_as
+from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of, plotted_as
 
 WANTS_SYSTEM = True
 PROJECT = "rankzero"
 URL, TOKEN, PROJECT_VARIABLE, SPACE = "TRACKIO_SERVER_URL", "TRACKIO_WRITE_TOKEN", "TRACKIO_PROJECT", "TRACKIO_SPACE_ID"
+DIRECTORY = "TRACKIO_DIR"
 TIMEOUT_SECONDS = 30.0
 
 Entry = dict[str, Any]
@@ -53,16 +54,17 @@ def connect(_run_dir: RunDir) -> TrackioRun:
         raise ConfigError(missing)
     project = os.environ.get(PROJECT_VARIABLE) or PROJECT
     if not os.environ.get(URL):
-        return TrackioRun(project, _in_files, f"`trackio show --project {project}`")
+        files = os.environ.get(DIRECTORY) or "files"
+        return TrackioRun(project, _in_files, f"`trackio show --project {project}`", files)
     url = urlunsplit(urlsplit(os.environ[URL])._replace(query="", fragment="")).rstrip("/")
-    return TrackioRun(project, _on_server(url, _token(os.environ)), without_secrets(url))
+    return TrackioRun(project, _on_server(url, _token(os.environ)), without_secrets(url), url)
 
 
 class TrackioRun:
     """One run of a project."""
 
-    def __init__(self, project: str, store: Store, link: str) -> None:
-        self._project, self._store, self.link = project, store, link
+    def __init__(self, project: str, store: Store, link: str, where: str) -> None:
+        self._project, self._store, self.link, self.place = project, store, link, place_of(project, where)
         self._run, self._key, self._config = "", "", dict[str, str]()
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:

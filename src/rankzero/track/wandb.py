@@ -67,7 +67,7 @@ class WandbRun:
     def __init__(self, run_dir: RunDir) -> None:
         self._directory = run_dir
         self._facts: RunFacts | None = None
-        self._key, self.link = "", ""
+        self._key, self.link, self.place = "", "", ""
         self._run: Any = None
         self._next = 0
         """The first step that W&B lacks."""

@@ -15,6 +15,7 @@ from rankzero.engine.metrics import MetricsLog
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import Delivery, only_sender, settings_of
+from rankzero.track.server import place_of
 from rankzero.track.spool import BATCH_ROWS, Sent, Spool, unsent
 from tests.support.trackers import MemoryServer, note_start
 
@@ -163,3 +164,47 @@ def test_settings_hold_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SPEC.model_copy(update={"name": "of-hush-hush-hush"})
     text = json.dumps(settings_of(spec))
     assert "hush-hush-hush" not in text and "train.num_train_epochs" in text
+
+
+def test_another_place_gets_the_whole_run_and_the_same_one_no_step_twice(tmp_path: Path) -> None:
+    run_dir, laptop, server = RunDir(tmp_path / "r"), MemoryServer(), MemoryServer()
+    laptop.place, server.place = "files", "rankzero in http://host"
+    write(run_dir, 1, 3)
+    delivery(laptop, run_dir).round()
+    write(run_dir, 4, 5)
+    delivery(server, run_dir).round()
+    write(run_dir, 6, 6)
+    delivery(server, run_dir).round()
+    for there, last in (laptop, 3), (server, 6):
+        counts = {
+            step: count for (kind, step, name), count in there.points.items() if (kind, name) == ("metrics", "loss")
+        }
+        assert counts == dict.fromkeys(range(1, last + 1), 1)
+    assert Sent.read(run_dir.tracking / "memory.json").place == server.place
+
+
+def test_notes_of_a_version_that_knew_no_places_are_gone_on_with(tmp_path: Path) -> None:
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, 3)
+    delivery(server, run_dir).round()
+    path = run_dir.tracking / "memory.json"
+    noted = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in noted.items() if name != "place"}))
+    write(run_dir, 4, 4)
+    delivery(server, run_dir).round()
+    after = Sent.read(path)
+    assert (after.key, after.place, after.last["metrics"]) == (noted["key"], "memory", 4)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("http://ann:s3cretpw@host/a", "http://ben:0therpw@host/a", True),
+        ("http://host/a", "http://host/b", False),
+        ("sqlite:///a.db", "sqlite:///b.db", False),
+    ],
+)
+def test_a_place_is_the_same_whoever_asks(one: str, other: str, same: bool) -> None:
+    places = place_of("p", one), place_of("p", other)
+    assert (places[0] == places[1]) is same and place_of("q", one) != places[0]
+    assert not [word for word in ("ann", "s3cretpw") if word in places[0]]

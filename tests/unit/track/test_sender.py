@@ -51,7 +51,7 @@ def test_it_runs_where_training_leaves_a_core_alone(run_dir: RunDir) -> None:
     """In its own group, which no Ctrl-C reaches, but in the session whose processors it is to yield."""
     lines: list[str] = []
     sending = Sending(run_dir, SPEC, lines.append)
-    sending.start(anew=True)
+    sending.start(anew={})
     process = sending._process
     assert process is not None
     try:
@@ -69,7 +69,7 @@ def starved(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[Sending, 
     monkeypatch.setattr(sender, "_IDLE_SECONDS", 0.2)
     lines: list[str] = []
     sending = Sending(run_dir, SPEC, lines.append)
-    sending.start(anew=True)
+    sending.start(anew={})
     process = sending._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -117,7 +117,7 @@ def test_an_end_that_an_earlier_start_sent_is_not_that_of_the_run(run_dir: RunDi
 
 
 @pytest.mark.parametrize("sends", [True, False])
-@pytest.mark.parametrize("begun_by", ["another", "this", "nobody"])
+@pytest.mark.parametrize("begun_by", ["another", "this", "nobody", "other data"])
 def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     begun_by: str, sends: bool, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,12 +126,17 @@ def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     sent, system = run_dir.tracking / "langfuse.json", path_of("system", run_dir)
     run_dir.tracking.mkdir()
     system.write_text('{"step": 0}\n{"step": 1}\n')
+    made_of = {"model": "m", "tokenizer": "t", "data": "d"}
     if begun_by != "nobody":
-        Sent(spec=spec_hash(spec) if begun_by == "this" else "other", last={"system": 1}).write(sent)
+        about = {**made_of, "data": "mended since"} if begun_by == "other data" else made_of
+        by = "other" if begun_by == "another" else spec_hash(spec)
+        Sent(spec=by, made_of=about, last={"system": 1}).write(sent)
     started: list[bool] = []
     sending = Sending(run_dir, spec, print)
     monkeypatch.setattr(sending, "_started", lambda: started.append(True) or subprocess.Popen(["true"]))
-    sending.start(anew=True)
+    sending.start(anew={**made_of, "eval_data": "e"})
     sending.end(print)
     assert started == [True] * sends
-    assert system.exists() == sent.exists() == (begun_by == "this")
+    assert system.exists() == (begun_by == "this") and sent.exists() == (sends or begun_by == "this")
+    assert Sent.read(sent).last == ({"system": 1} if begun_by == "this" else {})
+    assert not sends or (Sent.read(sent).spec, Sent.read(sent).made_of) == (spec_hash(spec), made_of)
