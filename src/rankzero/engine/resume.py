@@ -104,7 +104,7 @@ def check_same_run(
         words = f"the classes were {before}, and are {after} now"
         problems.append(Problem(words, "data.labels", "undo it: the head that is saved is for the classes that were"))
     if problems:
-        raise ConfigError(with_way_out(problems, run_dir, spec))
+        raise ConfigError(with_way_out(problems, run_dir, spec, manifest))
     return Differences(tuple(notices), tuple(names))
 
 

@@ -76,8 +76,8 @@ class RunStore:
         there = None if self._shares_a_step() else self.newest_manifest()
         here = newest_manifest(self._run_dir)
         problems = [] if there is None else others_run(there, here, self._spec, self._allowed)
-        if problems:
-            raise OtherRunError(with_way_out(problems, self.url, self._spec))
+        if there is not None and problems:
+            raise OtherRunError(with_way_out(problems, self.url, self._spec, there))
         self._is_ours = there is None or here is not None
 
     def _shares_a_step(self) -> bool:

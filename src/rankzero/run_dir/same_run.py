@@ -13,7 +13,16 @@ from pydantic import ValidationError
 from rankzero.errors import ConfigError, Problem
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import IDENTITIES, LENGTH, Change, compare, name_beside, other_places, perhaps_the_same
+from rankzero.spec.diff import (
+    IDENTITIES,
+    LENGTH,
+    Change,
+    compare,
+    is_same_setting,
+    name_beside,
+    other_places,
+    perhaps_the_same,
+)
 from rankzero.spec.run_spec import RunSpec
 
 _MADE_OF = ("model", "tokenizer", "data")
@@ -35,8 +44,8 @@ def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, allowed: Collection
     fields that may have changed."""
     manifest = newest_manifest(run_dir)
     problems = [] if manifest is None else spec_changes(manifest, spec, allowed)[0]
-    if problems:
-        raise ConfigError(with_way_out(problems, run_dir, spec))
+    if manifest is not None and problems:
+        raise ConfigError(with_way_out(problems, run_dir, spec, manifest))
 
 
 def others_run(
@@ -101,15 +110,20 @@ def spec_changes(
     return problems, Differences(tuple(notices), tuple(accepted))
 
 
-def with_way_out(problems: list[Problem], place: RunDir | str, spec: RunSpec) -> list[Problem]:
-    """What to do about such problems, before them. `place`: the run directory, or the URL of its copy."""
+def with_way_out(
+    problems: list[Problem], place: RunDir | str, spec: RunSpec, manifest: Mapping[str, Any]
+) -> list[Problem]:
+    """What to do about such problems, before them. `place`: the run directory, or the URL of its copy; `manifest`: of
+    the checkpoint that is there."""
     where, holder = (place, "object store") if isinstance(place, str) else (str(place.root), "directory")
     if all(problem.where in LENGTH for problem in problems):
         what = f"this {holder} holds a run of another length"
         hint = "to let it go on, with the learning rates of its new length, accept the changes below"
     else:
         what = f"this {holder} holds checkpoints of another run"
-        way_out = ", or its copy another URL" if isinstance(place, str) else " (resume=new does that by itself)"
+        way_out = ", or its copy another URL" if isinstance(place, str) else ""
+        if not isinstance(place, str) and not is_same_setting(RunSpec.model_validate(manifest["spec"]), spec):
+            way_out = " (resume=new does that by itself)"  # by settings alone, whatever content they name
         hint = (
             f"give this run another name, such as name={name_beside(spec)}{way_out}; or undo "
             "the changes below; or accept those that can be one by one, or all with resume=continue"

@@ -27,7 +27,9 @@ from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import settled
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import LoraSpec, RunSpec
 from tests.support.recipes import sentiment_rows
@@ -428,6 +430,24 @@ def test_other_classes_and_a_base_without_effect_are_refused_even_where_they_are
         a_manifest(with_adapters, model="other"), a_manifest(with_adapters), with_adapters, directory, everything
     )
     assert found.accepted == ("model",)
+
+
+@pytest.mark.parametrize("identity", ["model", "tokenizer", "data", "eval_data", "dtype", "labels"])
+@pytest.mark.parametrize("at", ["the same place", "another place"])
+def test_resume_new_is_a_way_out_where_it_leads_elsewhere(tmp_path: Path, identity: str, at: str) -> None:
+    """Not where content changed in place: settings alone decide the name, and it would be refused again."""
+    value = {"name": "r", "model": {"name": "m"}, "lora": {}, "output_dir": str(tmp_path)}
+    spec = RunSpec.model_validate({**value, "data": {"train": "t"}})
+    before = spec if at == "the same place" else RunSpec.model_validate({**value, "data": {"train": "u"}})
+    run_dir = RunDir(tmp_path / "r")
+    (run_dir.root / "staged").mkdir(parents=True)
+    run_dir.checkpoints.mkdir()
+    manifest = a_manifest(before, **{identity: ["a", "b"] if identity == "labels" else "another"}, step=5)
+    commit_directory(run_dir.root / "staged", run_dir.checkpoint(5), manifest)
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(manifest, a_manifest(spec), spec, run_dir, ())
+    leads_elsewhere = settled(spec.model_copy(update={"resume": "new"})).name != spec.name
+    assert ("resume=new" in str(refused.value)) is leads_elsewhere is (at == "another place")
 
 
 @pytest.mark.parametrize(
