@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -163,7 +164,7 @@ def runs_of_this_machine(run: str | None) -> str:
     place = named_run(run)
     if not (Path(place) / "run.yaml").is_file():
         return ""
-    return f"{place} is a run of this machine: `rankzero status {place}`"
+    return f"{place} is a run of this machine: `rankzero status {shlex.quote(place)}`"
 
 
 def _directory_of(run: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated, Literal
 
 import typer
@@ -44,6 +45,6 @@ def pull(
     if done.steps:
         typer.echo(f"checkpoints {', '.join(f'step-{step}' for step in done.steps)} are here and verified")
     if done.result and only != "report":
-        typer.echo(f"final/ is here and verified: rankzero generate {done.root}")
+        typer.echo(f"final/ is here and verified: rankzero generate {shlex.quote(str(done.root))}")
     elif not done.result and only is None:
         typer.echo("this run has no result yet; --checkpoints last brings its newest weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -133,11 +134,11 @@ def _there(plan: Plan, cluster: str, *, dry_run: bool, as_json: bool) -> None:
         apply(backend, objects, plan)
         follow(backend, plan.name)
     except KeyboardInterrupt:
-        say(f"\nit goes on; rankzero delete {plan.name} --cluster {cluster} ends it")
+        say(f"\nit goes on; rankzero delete {plan.name} --cluster {shlex.quote(cluster)} ends it")
         raise typer.Exit(INTERRUPTED) from None
     code = conclude(backend, plan.name, as_json=as_json)
     if code == 0:
         backend.delete(plan.name, claims=False, say=say)
     else:
-        say(f"its pods stay to be looked at; rankzero delete {plan.name} --cluster {cluster} removes them")
+        say(f"its pods stay to be looked at; rankzero delete {plan.name} --cluster {shlex.quote(cluster)} removes them")
     raise typer.Exit(code)

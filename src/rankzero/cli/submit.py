@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def submit(
     from rankzero.cli.cluster_option import say
 
     backend = open_backend(plan.cluster, say=say, detach=detach)
-    place = f" --cluster {cluster}" if cluster else ""
+    place = f" --cluster {shlex.quote(cluster)}" if cluster else ""
     try:
         apply(backend, objects, plan, replace=replace)
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,5 +154,8 @@ def table_text(result: SweepResult) -> str:
         command = "submit" if sweep.for_pods else "train"
         directory = os.path.join(sweep.runs, sweep.run_name(result.best.number))
         lines += ["", f"best        trial {result.best.number}, {shown(directory)}"]
-        lines += [f"report      {shown(place.page)}", f"next        rankzero {command} {shown(best_file(sweep))}"]
+        lines += [
+            f"report      {shown(place.page)}",
+            f"next        rankzero {command} {shlex.quote(shown(best_file(sweep)))}",
+        ]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ needs of it (`trains`, `uses`), never which task it is.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,7 +38,7 @@ class TaskSection:
     def next_commands(self, run: str, *, adapters: bool) -> tuple[str, str]:
         """What to do with the result that is in `run`: a command to copy, and what else takes it."""
         others = [name for name in self.others if adapters or name != "merge"]
-        return self.command.format(run=run), f"also: rankzero {', '.join(others)}"
+        return self.command.format(run=shlex.quote(run)), f"also: rankzero {', '.join(others)}"
 
 
 TASKS: dict[str, TaskSection] = {
