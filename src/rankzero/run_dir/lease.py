@@ -2,8 +2,8 @@
 
 `lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
-but numbers of its own for processes, by whether its counter moves while we watch, so clocks that disagree between hosts
-do not matter. The file is only changed under a short `flock`.
+but numbers of its own for processes, or of another boot, by whether its counter moves while we watch, so clocks that
+disagree between hosts do not matter. The file is only changed under a short `flock`.
 """
 
 from __future__ import annotations
@@ -67,11 +67,24 @@ def is_of_here(current: dict[str, Any]) -> bool:
     return theirs.get("pid") == ours.get("pid") or theirs.get("net") != ours.get("net")
 
 
+def _judged_at_once(current: dict[str, Any]) -> bool:
+    """Whether its owner's process number tells here whether it lives. One of another boot does not: that may have been
+    this machine's, or be that of a living one with the same name. Nothing but watching tells the two apart: machines
+    that share a name are often copies, which share a machine-id too, and how old the file is, some volumes say by the
+    clock of whoever wrote it."""
+    theirs, ours = (_boot(process) for process in (current.get("process"), _process_identity(os.getpid())))
+    return is_of_here(current) and (not theirs or not ours or theirs == ours)
+
+
+def _boot(process: object) -> str:
+    return process.rpartition(":")[0] if isinstance(process, str) else ""
+
+
 def holder(root: Path) -> str | None:
     """The process that holds a run directory, where it is known here. One elsewhere is only told by watching it."""
     lease = Lease(root)
     current = lease.read()
-    held = is_of_here(current) and lease.is_held(current)
+    held = _judged_at_once(current) and lease.is_held(current)
     return f"process {current['pid']} on {current['host']}" if held else None
 
 
@@ -163,12 +176,12 @@ class Lease:
         """Whether its owner may be alive, by what can be told from here at once."""
         if "pid" not in current:
             return False
-        if is_of_here(current):
+        if _judged_at_once(current):
             return _process_identity(int(current["pid"])) == current.get("process")
         return True
 
     def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
-        if is_of_here(current):
+        if _judged_at_once(current):
             raise self._held(current)
         waited = 0.0
         while waited < WATCH_SECONDS:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ExitCode, StorageError
-from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.lease import Lease, _namespaces, holder
 
 
 def hold_elsewhere(root: Path, **changes: object) -> None:
@@ -49,8 +49,15 @@ def test_the_directory_of_a_dead_process_is_free(tmp_path: Path) -> None:
 
 
 BESIDE = {"pid": "pid:[1]", "net": os.readlink("/proc/self/ns/net")}
-ELSEWHERE: list[dict[str, Any]] = [{"host": "other-host"}, {"host": socket.gethostname(), "namespaces": BESIDE}]
-"""On another machine, and in a container that has the network and name of this one but processes of its own."""
+HERE = {"host": socket.gethostname(), "namespaces": _namespaces()}
+OTHER_BOOT = "00000000-1111-2222-3333-444444444444:12345"
+ELSEWHERE: list[dict[str, Any]] = [
+    {"host": "other-host"},
+    {"host": socket.gethostname(), "namespaces": BESIDE},
+    {**HERE, "process": OTHER_BOOT},
+]
+"""On another machine; in a container that has the network and name of this one but processes of its own; and on another
+machine of this one's name, or on this one before it was started again."""
 
 
 @pytest.mark.parametrize("place", ELSEWHERE)
@@ -97,6 +104,12 @@ def test_an_owner_whose_number_is_nobodys_is_not_waited_for(known: dict[str, Any
     lease = Lease(tmp_path)
     lease.acquire(wait=lambda _seconds: pytest.fail("a dead process was waited for"))
     lease.release()
+
+
+def test_a_number_of_another_boot_is_nobodys_here(tmp_path: Path) -> None:
+    """Our own, on another machine of this name: the process here that has it is another one."""
+    hold_elsewhere(tmp_path, pid=os.getpid(), process=OTHER_BOOT, **HERE)
+    assert holder(tmp_path) is None and Lease(tmp_path).is_held(Lease(tmp_path).read())
 
 
 def test_an_owner_that_lost_the_directory_may_not_commit(tmp_path: Path) -> None:
