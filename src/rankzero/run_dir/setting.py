@@ -3,6 +3,7 @@ whether that run is finished. Reads, writes nothing."""
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.diff import is_same_setting, name_beside
+from rankzero.spec.diff import beside_prefix, is_same_setting, name_beside
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -35,16 +36,39 @@ def settled(spec: RunSpec, elsewhere: Callable[[], Mapping[str, Any] | None] = l
     """
     if spec.resume != "new":
         return spec
-    beside = spec.model_copy(update={"name": name_beside(spec)})
     held: Mapping[str, Any] | None = newest_manifest(_run_dir(spec))
-    if held is None and newest_manifest(_run_dir(beside)) is not None:
-        return beside  # it was begun there
+    if held is not None and _is_of(held, spec):
+        return spec
+    begun = _begun_beside(spec)
+    if begun is not None:
+        return begun
     held = elsewhere() if held is None else held
+    return spec if held is None or _is_of(held, spec) else _beside(spec, name_beside(spec))
+
+
+def _begun_beside(spec: RunSpec) -> RunSpec | None:
+    """The spec under the name beside its own that its run was begun under, which another version may have chosen."""
+    named = _beside(spec, name_beside(spec))
+    if newest_manifest(_run_dir(named)) is not None:
+        return named
+    pattern = f"{glob.escape(beside_prefix(spec))}{'[0-9a-f]' * 6}"
+    for place in sorted(Path(spec.output_dir).glob(pattern)):
+        held = newest_manifest(RunDir(place))
+        if held is not None and _is_of(held, spec):
+            return _beside(spec, place.name)
+    return None
+
+
+def _beside(spec: RunSpec, name: str) -> RunSpec:
+    return spec.model_copy(update={"name": name})
+
+
+def _is_of(manifest: Mapping[str, Any], spec: RunSpec) -> bool:
+    """Whether a checkpoint is of this setting."""
     try:
-        is_ours = held is None or is_same_setting(RunSpec.model_validate(held["spec"]), spec)
+        return is_same_setting(RunSpec.model_validate(manifest["spec"]), spec)
     except ValidationError:  # of a version whose specs this one does not read: another setting, whatever it is
-        is_ours = False
-    return spec if is_ours else beside
+        return False
 
 
 def _run_dir(spec: RunSpec) -> RunDir:
@@ -59,8 +83,8 @@ def is_finished(run_dir: RunDir, spec: RunSpec) -> bool:
     try:
         final = read_manifest(run_dir.final)
         report = json.loads(run_dir.report.read_text(encoding="utf-8"))
-    except (StorageError, OSError, ValueError):
+        same = RunSpec.model_validate(final.get("spec")) == spec
+    except (StorageError, OSError, ValueError):  # a ValidationError among them: of a version with other fields
         return False
-    same = final.get("spec") == spec.model_dump(mode="json")
     steps = run_dir.committed_steps()
     return same and isinstance(report, dict) and bool(steps) and report.get("steps") == steps[0]

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from rankzero.errors import Problem
 from rankzero.spec.fields import all_fields
 from rankzero.spec.renames import RENAMES
@@ -71,12 +73,17 @@ class Change:
         """Nothing can accept it in a run that has a checkpoint."""
         return self.field in _FIXED
 
+    @property
+    def another_setting(self) -> bool:
+        """Whether another thing is trained, on other data or otherwise, as far as the spec alone says."""
+        return not self.harmless or _is_one_of(self.field, _PLACES)
+
 
 def compare(old: RunSpec, new: RunSpec) -> list[Change]:
     """All fields that differ, in the order of the spec."""
-    before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
+    before, after = (dict(_leaves(spec, spec.model_dump(mode="json"))) for spec in (old, new))
     fields = [*before, *(field for field in after if field not in before)]
-    unused = {"train.num_train_epochs"} if old.train.max_steps and new.train.max_steps else set()
+    unused = _unused(old) & _unused(new)
     return [
         Change(field, before.get(field), after.get(field), field in unused or _is_harmless(field))
         for field in fields
@@ -125,12 +132,20 @@ def not_allowable(names: Iterable[str]) -> list[Problem]:
     return problems
 
 
-def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _leaves(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner
+def _leaves(section: BaseModel, values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of `values`, which are those of the section or some of them, by their dotted names."""
+    for key, value in values.items():
+        inner = getattr(section, key)
+        if isinstance(inner, BaseModel) and value:
+            yield from _leaves(inner, value, f"{prefix}{key}.")
+        else:  # also a section of which nothing is in `values`, which is not one that is left out
+            yield f"{prefix}{key}", value
+
+
+def _unused(spec: RunSpec) -> set[str]:
+    """Fields that another one makes say nothing."""
+    fields = set() if spec.train.max_steps is None else {"train.num_train_epochs"}
+    return fields if spec.data.streaming else fields | {"data.shuffle_buffer_size"}
 
 
 def _is_harmless(field: str) -> bool:
@@ -143,16 +158,24 @@ def _is_one_of(field: str, known: tuple[str, ...]) -> bool:
 
 def is_same_setting(old: RunSpec, new: RunSpec) -> bool:
     """Whether both say the same of what is trained, on what and how; other data at another place is another setting."""
-    return _setting(old) == _setting(new)
+    return not any(change.another_setting for change in compare(old, new))
 
 
 def name_beside(spec: RunSpec) -> str:
-    """`my-run-3f9a1c`: the run's name with a hash of its setting."""
-    digest = hashlib.sha256(json.dumps(_setting(spec)).encode()).hexdigest()
-    return f"{str(spec.name)[:90]}-{digest[:6]}"
+    """`my-run-3f9a1c`: the run's name with a hash of its setting.
+
+    Fields at their defaults are left out, so that one which a later version adds does not rename old runs.
+    """
+    leaves = dict(_leaves(spec, spec.model_dump(mode="json", exclude_defaults=True)))
+    setting = {
+        field: value
+        for field, value in leaves.items()
+        if field not in _unused(spec) and not _is_one_of(field, _HARMLESS)
+    }
+    digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()
+    return f"{beside_prefix(spec)}{digest[:6]}"
 
 
-def _setting(spec: RunSpec) -> list[tuple[str, Any]]:
-    return [
-        (field, value) for field, value in _leaves(spec.model_dump(mode="json")) if not _is_one_of(field, _HARMLESS)
-    ]
+def beside_prefix(spec: RunSpec) -> str:
+    """How the names beside a run's begin, which six hexadecimal digits end."""
+    return f"{str(spec.name)[:90]}-"

@@ -10,7 +10,8 @@ import pytest
 
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import settled
+from rankzero.run_dir.setting import is_finished, settled
+from rankzero.spec.diff import name_beside
 from rankzero.spec.resolve import resolve, spec_hash
 from rankzero.spec.run_spec import RunSpec
 
@@ -85,3 +86,28 @@ def test_what_is_kept_elsewhere_counts_where_nothing_is_here(tmp_path: Path) -> 
     assert settled(spec(tmp_path, epochs=2), nobody_asks).name == "r"
     save(settled(spec(tmp_path, epochs=3)))
     assert settled(spec(tmp_path, epochs=3), nobody_asks).name != "r"
+
+
+def test_a_run_is_found_under_the_name_that_another_version_gave_it(tmp_path: Path) -> None:
+    """Whose hash was another; what other settings have beside it is not taken for it."""
+    save(spec(tmp_path))
+    for name, epochs in [("r-000000", 2), ("r-ffffff", 3), ("r-longer", 4)]:
+        begun = spec(tmp_path, epochs=epochs)
+        save(begun.model_copy(update={"name": name}))
+    assert settled(spec(tmp_path, epochs=2)).name == "r-000000"
+    assert settled(spec(tmp_path, epochs=3, checkpoint={"keep": 9})).name == "r-ffffff"
+    assert settled(spec(tmp_path, epochs=4)).name == name_beside(spec(tmp_path, epochs=4))
+
+
+def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path: Path) -> None:
+    """Whose spec lacks a field that has its default."""
+    run = spec(tmp_path)
+    save(run)
+    run_dir = RunDir(tmp_path / "r")
+    run_dir.report.write_text('{"steps": 5}')
+    held = run.model_dump(mode="json")
+    del held["train"]["micro_batch_tokens"]
+    (run_dir.root / "staged").mkdir()
+    commit_directory(run_dir.root / "staged", run_dir.final, {"spec": held})
+    assert is_finished(run_dir, run)
+    assert not is_finished(run_dir, spec(tmp_path, checkpoint={"final": "last"}))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
 
-from rankzero.spec.diff import Change, compare, not_allowable
+from rankzero.spec.diff import Change, compare, is_same_setting, name_beside, not_allowable
 from rankzero.spec.load import load_run_spec
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.resolve import spec_hash
+from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec, TrainSpec
 
 BASE = ("model.name=m", "data.train=t", "lora.r=4")
 
@@ -122,3 +124,63 @@ def test_every_field_is_one_or_the_other() -> None:
         )
     assert len(flat) > 40
     assert RunSpec.model_fields.keys() <= {name.partition(".")[0] for name in flat}
+
+
+def test_settings_of_a_template_are_one_field() -> None:
+    """As --allow-change names it: what is inside is nobody's field."""
+    found = changes("data.chat_template_kwargs.enable_thinking=false")
+    assert found == {"data.chat_template_kwargs": False}
+    assert not_allowable(found) == []
+
+
+def test_what_is_not_used_is_no_other_setting() -> None:
+    """For who compares two specs and for who names one: both ask the same fields."""
+    steps = (*BASE, "name=r", "train.max_steps=9")
+    first, epochs, buffer, more = (
+        load_run_spec(None, [*steps, *one], env={}).spec
+        for one in ([], ["train.num_train_epochs=2"], ["data.shuffle_buffer_size=7"], ["train.max_steps=10"])
+    )
+    for same in (epochs, buffer):
+        assert all(change.harmless for change in compare(first, same))
+        assert is_same_setting(first, same) and name_beside(first) == name_beside(same)
+    assert not is_same_setting(first, more) and name_beside(first) != name_beside(more)
+
+
+def test_adapters_at_their_defaults_are_not_none() -> None:
+    with_them, without = (
+        load_run_spec(None, [*BASE[:2], "name=r", one], env={}).spec for one in ("lora={}", "train.seed=42")
+    )
+    assert name_beside(with_them) != name_beside(without) and not is_same_setting(with_them, without)
+
+
+class _Train(TrainSpec):
+    """Of a later version."""
+
+    of_the_future: str = "auto"
+
+
+class _Source(SourceSpec):
+    of_the_future: int = 3
+
+
+class _Data(DataSpec):
+    train: tuple[_Source, ...]
+
+
+class _Run(RunSpec):
+    data: _Data
+    train: _Train = _Train()
+    also: bool = False
+
+
+@pytest.mark.parametrize("digest", [name_beside, spec_hash])
+def test_a_field_that_a_later_version_adds_renames_nothing(digest: Callable[[RunSpec], str]) -> None:
+    """A run that was begun under such a name is looked for by it after an upgrade."""
+    value = {"name": "r", "model": {"name": "m"}, "data": {"train": [{"path": "t"}]}, "train": {"seed": 3}}
+    assert digest(RunSpec.model_validate(value)) == digest(_Run.model_validate(value))
+    assert digest(_Run.model_validate(value)) != digest(_Run.model_validate({**value, "also": True}))
+
+
+def test_the_name_beside_is_stable() -> None:
+    """Changing it begins each run anew that was begun under such a name elsewhere."""
+    assert name_beside(load_run_spec(None, [*BASE, "name=r", "train.seed=3"], env={}).spec) == "r-ef4d95"
