@@ -3,47 +3,72 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rankzero.errors import ConfigError, ExitCode, Problem, RankzeroError
 from rankzero.run_dir.atomic import write_json, write_text
+from rankzero.spec.diff import compare
 from rankzero.spec.resolve import to_yaml
+from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.search_space import chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_spec
+from rankzero.spec.sweep_spec import SweepSpec
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Trial
 from rankzero.sweep.run import best_of
 
 _MAY_CHANGE = frozenset({"name", "run", "trials", "parallel", "nproc_per_node", "output_dir"})
 """Fields of a sweep that say nothing of what a trial is, or which one comes next."""
+_SCORING = frozenset({"checkpoint.best_metric", "checkpoint.final", "eval.every", "eval.early_stopping_patience"})
+"""Fields of a run that change none of its steps, but by which trials are compared, pruned or ended."""
 _EVAL_FILES = "eval_files"
 """Besides the setting: a digest of what trials were evaluated on."""
 
 
 def setting_of(sweep: Sweep) -> dict[str, Any]:
     """All that the trials follow from."""
-    spec = sweep.spec.model_dump(mode="json", exclude=set(_MAY_CHANGE))
-    return {"sweep": spec, "run": sweep.run.model_dump(mode="json", exclude={"name", "output_dir", "tracking"})}
+    run = sweep.run.model_dump(mode="json", exclude={"name", "output_dir", "tracking"})
+    return {"sweep": _of_trials(sweep.spec), "run": run}
+
+
+def _of_trials(spec: SweepSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude=set(_MAY_CHANGE))
 
 
 def keep_setting(sweep: Sweep) -> None:
-    """Write it, or raise ConfigError with every field in which it is not the one that the sweep's directory has."""
-    file, now = SweepDir(sweep.directory).setting, json.loads(json.dumps(setting_of(sweep)))
+    """Write it, or raise ConfigError with every field in which the directory's trials follow from something else.
+
+    What a run may change between two starts, a sweep may.
+    """
+    file, now = SweepDir(sweep.directory).setting, setting_of(sweep)
     if not file.is_file():
         write_json(file, now)
         return
     before = json.loads(file.read_text(encoding="utf-8"))
-    before.pop(_EVAL_FILES, None)
-    old, new = dict(_leaves(before, ())), dict(_leaves(now, ()))
+    try:  # by this version's specs, in which a field that it added has its default
+        kept = SweepSpec.model_validate({**before["sweep"], "run": sweep.spec.run})
+        run = RunSpec.model_validate(before["run"])
+    except ValidationError as error:
+        what = "this sweep was begun by a version of rankzero whose specs this one does not read"
+        raise ConfigError(what, where=str(file), hint="give this sweep another name, which begins it anew") from error
+    old, new = ({f"sweep: {field}": value for field, value in _leaves(_of_trials(one))} for one in (kept, sweep.spec))
+    changes = [(field, old.get(field), new.get(field)) for field in dict.fromkeys((*old, *new))]
+    changes += [
+        (f"run: {change.field}", change.old, change.new)
+        for change in compare(run, sweep.run)
+        if change.another_setting or change.field in _SCORING
+    ]
     hint = "give this sweep another name, or set it back; trials and parallel may change"
     problems = [
-        Problem(f"was {shown(old.get(field))}, is {shown(new.get(field))}", f"{file.parent}: {field}", hint)
-        for field in dict.fromkeys((*old, *new))
-        if old.get(field) != new.get(field)
+        Problem(f"was {shown(was)}, is {shown(value)}", f"{file.parent}: {field}", hint)
+        for field, was, value in changes
+        if was != value
     ]
-    first, second = (list(setting["sweep"]["parameters"]) for setting in (before, now))
+    first, second = list(kept.parameters), list(sweep.spec.parameters)
     if first != second and sorted(first) == sorted(second):  # a grid goes by it, and so does what samplers draw
         what = f"was {', '.join(first)}, is {', '.join(second)}"
         problems.append(Problem(what, f"{file.parent}: sweep: order of parameters", hint))
@@ -67,10 +92,12 @@ def keep_eval_files(sweep: Sweep, digest: str | None, trials: Sequence[Trial]) -
     write_json(file, {**kept, _EVAL_FILES: digest})
 
 
-def _leaves(value: object, path: tuple[str, ...]) -> list[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        return [(": ".join((path[0], ".".join(path[1:]))), value)]
-    return [leaf for key, inner in value.items() for leaf in _leaves(inner, (*path, str(key)))]
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _leaves(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
 
 
 def write_best(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:

@@ -25,10 +25,11 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import run as loop
 from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
+from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record
 from rankzero.sweep.run import SweepRun
 from rankzero.sweep.trainer import TrialStart
-from tests.support.sweeps import Formula, sweep_of
+from tests.support.sweeps import RUN, Formula, sweep_of
 
 
 @pytest.fixture(autouse=True)
@@ -240,6 +241,38 @@ def test_a_directory_of_another_sweep_is_refused_with_every_difference(tmp_path:
         keep_setting(other)
     fields = {problem.where.partition(": ")[2] for problem in caught.value.problems}
     assert {"sweep: seed", "run: data.eval.fraction"} <= fields
+
+
+def test_what_a_run_may_change_a_sweep_may(tmp_path: Path) -> None:
+    """As its trials do, which go on across it; not what they are compared by, which changes no step either."""
+    keep_setting(sweep_of(tmp_path, RUN))
+    mended = {"train": {"micro_batch_tokens": 64}, "output_url": "s3://bucket", "checkpoint": {"keep": 1, "every": 9}}
+    keep_setting(sweep_of(tmp_path, {**RUN, **mended}))
+    for section, field, value in [
+        ("checkpoint", "final", "last"),
+        ("eval", "every", 3),
+        ("eval", "early_stopping_patience", 2),
+        ("model", "name", "org/other"),
+        ("train", "seed", 1),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            keep_setting(sweep_of(tmp_path, {**RUN, section: {**RUN.get(section, {}), field: value}}))
+        (problem,) = caught.value.problems
+        assert problem.where.endswith(f": run: {section}.{field}")
+
+
+def test_a_sweep_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Which wrote down neither a field of a run nor one of a sweep that have their defaults."""
+    sweep = sweep_of(tmp_path)
+    keep_setting(sweep)
+    file = SweepDir(sweep.directory).setting
+    kept = json.loads(file.read_text())
+    del kept["run"]["train"]["expert_parallel"], kept["sweep"]["pruner"], kept["sweep"]["parameters"]["lora.r"]["log"]
+    file.write_text(json.dumps(kept))
+    keep_setting(sweep)
+    file.write_text(json.dumps({**kept, "run": {**kept["run"], "of_the_future": 1}}))
+    with pytest.raises(ConfigError, match="whose specs this one does not read"):
+        keep_setting(sweep)
 
 
 def test_the_same_fields_in_another_order_are_another_search(tmp_path: Path) -> None:
