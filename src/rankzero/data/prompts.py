@@ -78,7 +78,7 @@ def question(text: str, where: str = "") -> Prompt:
     return Prompt((Message("user", text),), where=where)
 
 
-def read_prompts(asked: str | Sequence[str], *, seed: int) -> tuple[Prompt, ...]:
+def read_prompts(asked: str | Sequence[str], *, seed: int, offline: bool = False) -> tuple[Prompt, ...]:
     """The prompts of a spec: themselves, or those of a path as in `data.eval`. What is there twice is asked once.
 
     Raises DataError with every row that is no prompt, and where there are more than MOST; and as `expand` does.
@@ -86,7 +86,7 @@ def read_prompts(asked: str | Sequence[str], *, seed: int) -> tuple[Prompt, ...]
     if not isinstance(asked, str):
         prompts = [question(text, f"eval.prompts[{index}]") for index, text in enumerate(asked)]
     else:
-        (located,) = expand([SourceSpec(path=asked)])
+        (located,) = expand([SourceSpec(path=asked)], offline=offline)
         require_readable(located.files)
         prompts = _of_files(located, seed)
     if len(prompts) > MOST:

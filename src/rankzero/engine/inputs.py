@@ -127,7 +127,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs)
         prompts: tuple[Prompt, ...] = ()
         if spec.eval.prompts is not None:
-            asked = read_prompts(spec.eval.prompts, seed=spec.train.seed)
+            asked = read_prompts(spec.eval.prompts, seed=spec.train.seed, offline=spec.model.local_files_only)
             prompts = tuple(comparable(speaker, prompt) for prompt in asked)
             context = computed_context(config)
             limits = [positions, None if context is None or context.extended else context.length]

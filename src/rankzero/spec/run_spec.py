@@ -80,7 +80,7 @@ class ModelSpec(Section):
     tokenizer_dir: str | None = None
     """Take the tokenizer from this directory; absent: from where the weights are."""
     local_files_only: bool = False
-    """Never use the network, as TRANSFORMERS_OFFLINE=1 does."""
+    """Never use the network, also for data, as TRANSFORMERS_OFFLINE=1 does."""
     dtype: Dtype = "auto"
     """Compute precision. auto: bfloat16 where the device computes it natively, float16 on other GPUs (V100, T4), else
     float32. float16 has a loss scale that adapts itself; weights that are trained are float32 beside it."""

@@ -13,11 +13,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from rankzero.data.cache.stream.plan import Stream
+from rankzero.data.read import locate
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.errors import ConfigError, DataError, ExitCode
+from rankzero.errors import ConfigError, DataError, ExitCode, ServiceError
 from rankzero.spec.run_spec import RunSpec
+from tests.support.tiny import write_jsonl
+from tests.unit.data.read.fake_network import NoNetwork
 
 
 @pytest.fixture
@@ -46,6 +49,19 @@ def read(
     if prompts:
         spec["eval"] = {"prompts": list(prompts)}
     return read_inputs(RunSpec.model_validate(spec), World(), Ledger())
+
+
+def test_prompts_elsewhere_are_not_asked_for_where_the_network_is_not_to_be_used(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locate, "RealNetwork", lambda: NoNetwork({}))
+    monkeypatch.setenv("RANKZERO_CACHE", str(tmp_path / "cache"))
+    rows = str(write_jsonl(tmp_path / "rows.jsonl", [{"text": "a b c"}]))
+    value = {"data": {"train": rows}, "lora": {}, "eval": {"prompts": "s3://bucket/asked.jsonl"}}
+    spec = RunSpec.model_validate({"model": {"name": str(model), "local_files_only": True}, **value})
+    with pytest.raises(ServiceError, match="the network is not to be used") as refused:
+        read_inputs(spec, World(), Ledger())
+    assert "s3://bucket/asked.jsonl" in refused.value.problems[0].where
 
 
 def test_rows_beyond_the_context_are_counted_and_refused(model: Path, tmp_path: Path) -> None:

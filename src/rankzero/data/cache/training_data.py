@@ -91,7 +91,7 @@ def training_data(
     streamed = _streamed(spec, parts.pop("train"), tokenizer, rules) if spec.data.streaming else None
     if streamed is not None:
         say(f"train: {streamed.in_words()}")
-    located = {label: expand(sources) for label, sources in parts.items()}
+    located = {label: expand(sources, offline=spec.model.local_files_only) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
             dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
@@ -118,7 +118,9 @@ def cached_data(spec: RunSpec, tokenizer: str, cache_dir: Path) -> TrainingData 
     if spec.data.streaming or not _is_here(spec.data):
         return None
     read: dict[str, TokenizedDataset] = {}
-    located = {label: expand(sources) for label, sources in parts_of(spec.data).items()}
+    located = {
+        label: expand(sources, offline=spec.model.local_files_only) for label, sources in parts_of(spec.data).items()
+    }
     for label, sources in located.items():
         dataset = cached(sources, tokenizer, token_rules(spec), cache_dir, seed=spec.train.seed)
         if dataset is None:
@@ -172,7 +174,7 @@ def prepare_part(
     if spec.data.streaming:
         made["train"] = _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision))
     for label, given in parts.items():
-        sources = expand(given)
+        sources = expand(given, offline=spec.model.local_files_only)
         with show(f"tokenise {label}", sources) as advance:
             made[label] = prepare_shard(
                 sources,
@@ -199,6 +201,7 @@ def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer
         window_rows=spec.data.shuffle_buffer_size,
         cache_bytes=int(spec.data.streaming_cache_gb * 1e9),
         network=RealNetwork(),
+        offline=spec.model.local_files_only,
     )
 
 

@@ -116,7 +116,8 @@ def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple
         if path.place == "hub":
             what = f"no such file; as a Hub data set {what}"
         meant = other_meaning(path.path) if path.place == "hub" else ""
-        raise ServiceError(what, where=text, hint=f"{meant}once with the network, without HF_HUB_OFFLINE, fetches it")
+        hint = "once with the network, without HF_HUB_OFFLINE and model.local_files_only, fetches it"
+        raise ServiceError(what, where=text, hint=meant + hint)
     try:
         files = tuple(download(file, network) for file in listed(path, text, network))
     except ServiceError as error:

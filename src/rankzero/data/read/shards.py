@@ -88,7 +88,8 @@ _WHOLE = "take the whole source and set train.max_steps, or leave data.streaming
 def _elsewhere(number: int, text: str, path: DataPath, network: Network, offline: bool) -> Iterator[Shard]:
     if offline:
         what = "a stream is read from the network, and the network is not to be used"
-        raise ServiceError(what, where=text, hint="copy the files here, or allow the network (HF_HUB_OFFLINE)")
+        hint = "copy the files here, or allow the network (HF_HUB_OFFLINE, model.local_files_only)"
+        raise ServiceError(what, where=text, hint=hint)
     for file in listed(path, text, network):
         version = file.version or ("" if file.hub is None else file.hub.revision)
         yield Shard(file.url, number, file.name, file.size, version, file)

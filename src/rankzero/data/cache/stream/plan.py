@@ -106,13 +106,14 @@ def make_stream(
     window_rows: int,
     cache_bytes: int,
     network: Network,
+    offline: bool = False,
 ) -> Stream:
     """List the shards and look at the first rows of each source.
 
     Raises DataError with every one of these rows that is bad, ConfigError where a column map or the tokenizer does not
     serve, ServiceError or AccessError where a place is not reached.
     """
-    shards = list_shards(sources, network=network)
+    shards = list_shards(sources, network=network, offline=offline)
     parts = take_apart(tokenizer, rules.trains)
     stream = Stream(tuple(sources), shards, parts, rules, seed, window_rows, cache_bytes)
     notes, ignored_keys = _first_rows(stream, network)
