@@ -197,7 +197,7 @@ def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
     from rankzero.run_dir.atomic import write_json
     from rankzero.run_dir.evaluation import BASE_MODEL, of_this_base, together
     from rankzero.run_dir.paths import RunDir
-    from rankzero.run_dir.setting import newest_manifest
+    from rankzero.run_dir.setting import about_result
 
     path = RunDir(run).evaluation
     try:
@@ -209,7 +209,7 @@ def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
         directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
         how = {"limit": tasks.limit, "directory": directory}
         new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
-    kept = of_this_base(kept if isinstance(kept, dict) else {}, newest_manifest(RunDir(run)) or {})
+    kept = of_this_base(kept if isinstance(kept, dict) else {}, about_result(RunDir(run)))
     try:
         write_json(path, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})
     except StorageError as error:

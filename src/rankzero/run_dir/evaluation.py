@@ -12,7 +12,7 @@ from typing import Any
 
 WHO = ("base", "tuned")
 BASE_MODEL = "base_model"
-"""Which model `base` is: its identities, as checkpoints' manifests have them."""
+"""Which model `base` is: its identities, as manifests of results and checkpoints have them; null where unknown."""
 MEASURES = {"exact_match": "exact match", "token_f1": "token F1", "judge": "judge, of 10"}
 """Of an own set, in the order of the table."""
 
@@ -92,11 +92,12 @@ def _shown(value: float | None, *, share: bool) -> str:
 
 
 def of_this_base(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What stays where the base is that of a checkpoint's manifest: scores of another one, which the run began from
-    before a change was accepted, are left out."""
-    base = {name: manifest.get(name) for name in ("model", "tokenizer")}
-    left = () if found.get(BASE_MODEL) == base else (WHO[0],)
-    return {**_without(found, left), BASE_MODEL: base}
+    """What stays where the base is that of a result's or a checkpoint's manifest: scores of another one, which the run
+    began from before a change was accepted, are left out. What does not say its base may be of this one."""
+    known = _inner(found, BASE_MODEL)
+    base = {name: manifest.get(name) or known.get(name) for name in ("model", "tokenizer")}
+    is_another = any(known.get(name) not in (None, value) for name, value in base.items())
+    return {**_without(found, (WHO[0],) if is_another else ()), BASE_MODEL: base}
 
 
 def of_the_base(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,16 @@ def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
     return None
 
 
+def about_result(run_dir: RunDir) -> dict[str, Any]:
+    """What the manifest of the result says of the run, of one of before it did that of the newest checkpoint; {} where
+    neither does: a run that was brought here has its result alone."""
+    try:
+        about = read_manifest(run_dir.final)
+    except StorageError:
+        about = {}
+    return about if "model" in about else newest_manifest(run_dir) or about
+
+
 def settled(spec: RunSpec, elsewhere: Callable[[], Mapping[str, Any] | None] = lambda: None) -> RunSpec:
     """The spec with the name that it runs under: with `resume: new`, one beside the name that another setting has.
 

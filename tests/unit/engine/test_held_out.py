@@ -26,6 +26,7 @@ from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
 from rankzero.engine.text_scores import exact_match, token_f1, without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
 from rankzero.model.generate import Reply, Speaker
+from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.evaluation import of_the_base, of_this_base, together
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
@@ -276,6 +277,28 @@ def test_scores_of_another_base_are_left_out() -> None:
     assert of_the_base(kept)["sets"] == {"a": {"base": {"exact_match": 0.1}}}
     other = of_this_base(kept, {"model": "2", "tokenizer": "t"})
     assert other["sets"]["a"] == {"tuned": {"exact_match": 0.5}} and of_the_base(other)["sets"] == {}
+
+
+@pytest.mark.parametrize("unknown", [{}, {"base_model": None}, {"base_model": {"model": None, "tokenizer": None}}])
+def test_scores_of_an_unknown_base_are_not_those_of_another(unknown: dict[str, Any]) -> None:
+    """Neither where eval.json does not say it nor where the run does not; what one of them knows stays known."""
+    sets = {"a": {"base": {"exact_match": 0.1}, "tuned": {"exact_match": 0.5}}}
+    known = {"model": "1", "tokenizer": "t"}
+    assert of_this_base({"sets": sets, **unknown}, known) == {"sets": sets, "tasks": {}, "base_model": known}
+    assert of_this_base({"sets": sets, "base_model": known}, {})["sets"] == sets
+    assert of_this_base(of_this_base({"sets": sets, "base_model": known}, {}), {"model": "2"})["sets"] != sets
+
+
+def test_scores_of_the_base_stay_in_a_run_without_checkpoints(run: Path, rows: Path, tmp_path: Path) -> None:
+    """As `pull` brings one, with its result alone."""
+    pulled = shutil.copytree(run, tmp_path / "pulled")
+    base = {"model": "m", "tokenizer": "t"}
+    commit_directory(shutil.move(pulled / "final", pulled / "staged"), pulled / "final", base)
+    kept = {"sets": {"a": {"path": "/a", "base": {"exact_match": 0.1}, "tuned": {"exact_match": 0.9}}}}
+    (pulled / "eval.json").write_text(json.dumps({**kept, "base_model": base}))
+    rankzero.evaluate(str(pulled), rows, base=False, max_new_tokens=5)
+    found = json.loads((pulled / "eval.json").read_text())
+    assert found["sets"]["a"] == kept["sets"]["a"] and found["base_model"] == base
 
 
 def test_what_an_older_version_kept_is_replaced_and_what_is_damaged_is_left() -> None:
