@@ -104,8 +104,8 @@ def evaluate(
     measured in eval.json, for its page. `listener` hears of it while it goes on.
 
     Raises DataError for rows that are no questions, are longer than the model takes, or have nothing to compare with
-    and no judge; ConfigError where there is no result or no such task; AccessError or ServiceError where a judge does
-    not answer, which is asked once before all else.
+    and no judge; ConfigError where there is no result, its base is not the one that was trained on, or no such task;
+    AccessError or ServiceError where a judge does not answer, which is asked once before all else.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result, run_at
@@ -118,9 +118,18 @@ def evaluate(
     before = find_result(target, "writes", base=True) if base and run is not None else None
     tell(result.changed)
     require_engine()
+    from rankzero.model.source import locate, require_trained_base, weights_fingerprint
+
+    for one in (result, before):
+        if one is not None:
+            require_trained_base(one.model, one.trained_on)
     found = _measured(result, before, several, tasks, judge, max_new_tokens, listener or Listener())
     if run is not None:
-        _keep(run, found, tasks)
+        asked = {}
+        if before is not None:
+            own_code = before.model.trust_remote_code
+            asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=own_code)}
+        _keep(run, found, tasks, asked)
     return found
 
 
@@ -190,9 +199,9 @@ def _whole_path(path: str) -> str:
     return os.path.abspath(path) if local else path
 
 
-def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
-    """In eval.json, beside what was measured on other sets and tasks before. A run that cannot be written, as somebody
-    else's, does not keep it."""
+def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, str]) -> None:
+    """In eval.json, beside what was measured on other sets and tasks before. `asked`: which base was. A run that cannot
+    be written, as somebody else's, does not keep it."""
     from rankzero.engine.console import logger
     from rankzero.run_dir.atomic import write_json
     from rankzero.run_dir.evaluation import BASE_MODEL, of_this_base, together
@@ -209,7 +218,7 @@ def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None) -> None:
         directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
         how = {"limit": tasks.limit, "directory": directory}
         new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
-    kept = of_this_base(kept if isinstance(kept, dict) else {}, about_result(RunDir(run)))
+    kept = of_this_base(kept if isinstance(kept, dict) else {}, {**about_result(RunDir(run)), **asked})
     try:
         write_json(path, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})
     except StorageError as error:

@@ -70,7 +70,7 @@ def plan_serving(
         raise ConfigError("there is no such model on this machine", where=target, hint=hint)
     server = Server(
         chosen,
-        cache_root() / "served" / _state_of(weights) / called,
+        cache_root() / "served" / _state_of(weights, result) / called,
         called,
         host=host,
         port=port,
@@ -133,10 +133,23 @@ def _adapter_of(target: str, result: Result) -> Path | None:
     return None if result.adapter is None else Path(target)
 
 
-def _state_of(weights: Path) -> str:
-    """Tells one state of a directory from the next: a run that went on has another result under the same name."""
-    facts = [str(weights.resolve())]
-    for path in sorted(weights.iterdir()):
+def _state_of(weights: Path, result: Result) -> str:
+    """Tells one state of a directory from the next, of an adapter with its base: a run that went on has another result
+    under the same name. A base that its manifest knows by content is in it so, since no other one is merged."""
+    facts = _files(weights)
+    if result.adapter is not None:
+        base = Path(result.model.local_dir or result.model.name).expanduser()
+        if result.trained_on is not None:
+            facts.append(result.trained_on.fingerprint)
+        elif base.is_dir():
+            facts += _files(base)
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _files(directory: Path) -> list[str]:
+    """Where it is, and name, size and time of each file."""
+    facts = [str(directory.resolve())]
+    for path in sorted(directory.iterdir()):
         about = path.stat()
         facts.append(f"{path.name} {about.st_size} {about.st_mtime_ns}")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return facts

@@ -17,7 +17,7 @@ from rankzero.errors import RankzeroError, StorageError
 from rankzero.model.files import TOKENIZER_FILES
 from rankzero.model.load import load_tokenizer, settle_libraries
 from rankzero.model.merge import BaseWeights, Merged, OfRun, merge
-from rankzero.model.source import locate
+from rankzero.model.source import locate, require_trained_base, warn_of_another_base
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.card import card_of
 from rankzero.run_dir.paths import RunDir
@@ -38,9 +38,16 @@ def merge_adapter(
     known_as: Path | None = None,
 ) -> Merged:
     """Write base and adapter as one model to `output`, whole or not at all, and note in the run how far the two are
-    from each other. `known_as`: what is made of the model, where it does not stay. Raises as `merge` does."""
+    from each other. `known_as`: what is made of the model, where it does not stay.
+
+    Raises as `merge` does, and ConfigError where the base is not the one that was trained on, unless somebody named it.
+    """
     settle_libraries()
     with results_alone_on_stdout():
+        if found.base_is_given:
+            warn_of_another_base(locate(found.base), found.trained_on)
+        else:
+            require_trained_base(found.base, found.trained_on)
         rows = [] if found.run is None else first_rows(spec_of(found.run), found)
         done = merge(
             found.base,

@@ -33,7 +33,7 @@ from rankzero.model.load import (
 )
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
-from rankzero.model.source import locate
+from rankzero.model.source import locate, warn_of_another_base
 from rankzero.model.vision import Vision, load_vision
 from rankzero.run_dir.result import Result
 
@@ -68,6 +68,7 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
     """The model, with its adapter on top where it has one. Raises ConfigError, AccessError, ServiceError."""
     spec = result.model
     source = locate(spec)
+    warn_of_another_base(source, result.trained_on)
     tokenizer = load_tokenizer(source, spec, result.chat_template)
     config = load_config(source, spec)
     if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):

@@ -15,7 +15,7 @@ from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_counts, padding_id
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
-from rankzero.model.source import locate
+from rankzero.model.source import locate, warn_of_another_base
 from rankzero.run_dir.result import Result
 
 _WINDOW = 1024
@@ -48,6 +48,7 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     """
     spec, adapter, labels = result.model, result.adapter, result.labels
     source = locate(spec)
+    warn_of_another_base(source, result.trained_on)
     tokenizer = load_tokenizer(source, spec, None)
     config = load_config(source, spec)
     if adapter is None:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero.data.read.hashing import file_digest, remembered_digest
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.files import existing_directory, tokenizer_problems, weight_problems
 from rankzero.model.gguf import gguf_as_safetensors
 from rankzero.model.hub import WEIGHTS, snapshot
 from rankzero.run_dir.atomic import storage_errors
+from rankzero.run_dir.result import TrainedOn
 from rankzero.spec.run_spec import ModelSpec
 
 _log = logging.getLogger("rankzero.model")
@@ -37,11 +38,12 @@ class ModelSource:
     name: str
 
 
-def weights_fingerprint(directory: Path, *, own_code: bool = False) -> str:
+def weights_fingerprint(directory: Path, *, own_code: bool = False, level: int = logging.INFO) -> str:
     """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded; with
     `own_code` also of the modules beside them, of which a model is made that brings its own.
 
-    Large files are read once and remembered in the cache until their inode, size or times change. Raises StorageError.
+    Large files are read once and remembered in the cache until their inode, size or times change; at `level` it is said
+    where that takes a while. Raises StorageError.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -52,11 +54,38 @@ def weights_fingerprint(directory: Path, *, own_code: bool = False) -> str:
         files += sorted(directory.glob("*.py"))
     unread = sum(path.stat().st_size for path in files if remembered_digest(str(path), cache) is None)
     if unread > _SAID_BYTES:
-        _log.info("[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are", unread / 1e9)
+        words = "[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are"
+        _log.log(level, words, unread / 1e9)
     with storage_errors(directory), ThreadPoolExecutor(usable_cores()) as pool:
         for path, sha256 in zip(files, pool.map(lambda path: file_digest(str(path), cache), files), strict=True):
             digest.update(f"{path.name}:{sha256}:".encode())
     return digest.hexdigest()
+
+
+def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem | None:
+    """What is wrong where the weights of a base are not those that a run was trained on; None where they are, or
+    nothing says which those were. Raises StorageError."""
+    if trained_on is None:
+        return None
+    now = weights_fingerprint(source.weights, own_code=trained_on.own_code, level=logging.WARNING)
+    if now == trained_on.fingerprint:
+        return None
+    what = "these are not the weights that the run was trained on: what it learnt is about others"
+    hint = "bring those back; of a Hub model that went on, by model.revision in run.yaml"
+    return Problem(what, str(source.weights), hint)
+
+
+def warn_of_another_base(source: ModelSource, trained_on: TrainedOn | None) -> None:
+    """Say it, where somebody looks at what comes out of it, and nothing is kept. Raises StorageError."""
+    problem = another_base(source, trained_on)
+    if problem is not None:
+        _log.warning("[RESULT] %s: %s; %s", problem.where, problem.what, problem.hint)
+
+
+def require_trained_base(spec: ModelSpec, trained_on: TrainedOn | None) -> None:
+    """Raise ConfigError where the base is another one than the run was trained on; and as `locate` does."""
+    if trained_on is not None and (problem := another_base(locate(spec), trained_on)) is not None:
+        raise ConfigError(problem)
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -31,6 +31,15 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """The weights before training, by content, as the manifest of a result or of a checkpoint has them."""
+
+    fingerprint: str
+    own_code: bool
+    """Whether the model's own code is in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A model as it is used: how it is loaded, what is put on top of it, and how texts and images become its tokens."""
 
@@ -49,6 +58,8 @@ class Result:
     """Most tokens that one image becomes; None: as the model's processor has it."""
     own_tokenizer: bool = False
     """Whether the tokenizer was saved with the weights, with the chat template that they were trained with."""
+    trained_on: TrainedOn | None = None
+    """What the weights of `model` were, where it is a base, when the run was trained; None: nothing says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,10 @@ class Adapter:
     """The run directory that it lies in."""
     rendering: Rendering | None = None
     """Of a run's checkpoint."""
+    trained_on: TrainedOn | None = None
+    """What the weights of its base were; None: nothing says it."""
+    base_is_given: bool = False
+    """Whether somebody named the base, wherever the adapter was trained."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -125,11 +140,13 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
     of_run = _run_of(path)
     if of_run is None:
-        return Adapter(path, ModelSpec(name=base or _base_of(path, f"give --model, or {_WRITE_BASE}")), _labels(path))
+        model = ModelSpec(name=base or _base_of(path, f"give --model, or {_WRITE_BASE}"))
+        return Adapter(path, model, _labels(path), trained_on=_trained_on(path), base_is_given=base is not None)
     spec = spec_of(of_run)
     changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
     model, labels = spec.model.model_copy(update=changed), _labels(path) or spec.data.labels
-    return Adapter(path, model, labels, of_run, _rendering(of_run, spec) if _is_checkpoint(path) else None)
+    rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
+    return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None)
 
 
 def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
@@ -301,6 +318,7 @@ def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:
         labels=_labels(weights) or spec.data.labels,
         changed=verify_result(weights),
         chat_template=_rendering(run, spec).chat_template,
+        trained_on=_trained_on(weights),
     )
 
 
@@ -326,9 +344,9 @@ def _spec_for(run: Path, use: ModelUse) -> RunSpec:
 
 def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     spec = _spec_for(run, use)
-    if base:
-        return as_it_was(spec)
     final = run / FINAL
+    if base:
+        return replace(as_it_was(spec), trained_on=_trained_on(final))
     if not final.is_dir():
         raise _no_result(run)
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
@@ -340,6 +358,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
         changed=verify_result(final),
         chat_template=None,  # the tokenizer of the result carries the one that was trained with
         own_tokenizer=True,
+        trained_on=_trained_on(final) if spec.lora else None,
     )
 
 
@@ -356,7 +375,8 @@ def _of_adapter(directory: Path) -> Result:
     name = _base_of(directory, _WRITE_BASE)
     own = (directory / "tokenizer.json").is_file()
     result = _untrained({"name": name, "tokenizer_dir": str(directory) if own else None})
-    return replace(result, adapter=directory, labels=_labels(directory), own_tokenizer=own)
+    labels, trained_on = _labels(directory), _trained_on(directory)
+    return replace(result, adapter=directory, labels=labels, own_tokenizer=own, trained_on=trained_on)
 
 
 def _base_of(adapter: Path, hint: str) -> str:
@@ -390,3 +410,13 @@ def _labels(directory: Path) -> tuple[str, ...] | None:
             continue
         return tuple(found) if found else None
     return None
+
+
+def _trained_on(directory: Path) -> TrainedOn | None:
+    """Which base a result, or a checkpoint's weights, were trained on; None where the manifest does not say it, as of
+    results of before it did."""
+    about = _words((directory.parent if directory.name == WEIGHTS else directory) / MANIFEST)
+    fingerprint, spec = about.get("model"), about.get("spec")
+    if not isinstance(fingerprint, str) or not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
+        return None
+    return TrainedOn(fingerprint, bool(spec["model"].get("trust_remote_code")))

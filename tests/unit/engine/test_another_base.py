@@ -1,0 +1,116 @@
+"""An adapter whose base was written anew since: nothing is made of the two, and who asks them is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankzero
+from rankzero.api.exports import export
+from rankzero.api.results import merge
+from rankzero.api.serving import plan_serving
+from rankzero.errors import ConfigError
+from rankzero.model.source import weights_fingerprint
+from rankzero.run_dir.atomic import commit_directory
+from tests.support.adapters import tiny_adapter
+from tests.support.tiny import chat_rows, tiny_model, write_jsonl
+
+OTHERS = "these are not the weights that the run was trained on"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with a result and a checkpoint, and the base beside it that they were trained on."""
+    base, run = tiny_model(tmp_path / "base", seed=0), tmp_path / "run"
+    adapter = tiny_adapter(base, tmp_path / "checkpoint" / "model")
+    shutil.copytree(adapter, tmp_path / "final")
+    spec = {"name": "run", "model": {"name": str(base), "dtype": "float32"}, "data": {"train": "t"}, "lora": {"r": 4}}
+    (run / "checkpoints").mkdir(parents=True)
+    commit_directory(tmp_path / "final", run / "final", about(run, spec))
+    commit_directory(tmp_path / "checkpoint", run / "checkpoints" / "step-1", {**about(run, spec), "step": 1})
+    (run / "run.yaml").write_text(json.dumps(spec))
+    (run / "environment.json").write_text("{}")
+    return run
+
+
+def about(run: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": spec, "model": weights_fingerprint(run.parent / "base"), "tokenizer": "t"}
+
+
+def write_base_anew(run: Path) -> None:
+    shutil.rmtree(run.parent / "base")
+    tiny_model(run.parent / "base", seed=1)
+
+
+def forget(run: Path) -> None:
+    """As results of before, which did not say it."""
+    for place in (run / "final", run / "checkpoints" / "step-1"):
+        value = json.loads((place / "manifest.json").read_text())
+        staged = place.rename(run.parent / "staged")
+        (staged / "manifest.json").unlink()
+        commit_directory(staged, place, {"spec": value["spec"]})
+
+
+PLACES = ("", "final", "checkpoints/step-1/model")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_who_asks_it_is_told(run: Path, place: str, caplog: pytest.LogCaptureFixture) -> None:
+    def said(**more: Any) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert rankzero.generate(str(run / place), ["Ping"], max_new_tokens=2, **more)
+        return caplog.text
+
+    more = {} if place.startswith("checkpoints") else {"base": True}
+    assert OTHERS not in said() and OTHERS not in said(**more)
+    write_base_anew(run)
+    assert f"{OTHERS}: what it learnt is about others; bring those back" in said() and OTHERS in said(**more)
+    forget(run)
+    assert OTHERS not in said()
+
+
+def test_an_adapter_alone_is_told_of_by_its_manifest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alone = shutil.copytree(run / "final", run.parent / "alone")
+    write_base_anew(run)
+    rankzero.generate(str(alone), ["Ping"], max_new_tokens=2)
+    assert OTHERS in caplog.text
+
+
+def test_nothing_is_made_of_it(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = write_jsonl(tmp_path / "rows.jsonl", chat_rows(2))
+    write_base_anew(run)
+    for place in PLACES:
+        with pytest.raises(ConfigError, match=OTHERS) as refused:
+            merge(str(run / place), tmp_path / "merged")
+        assert refused.value.problems[0].where == str(tmp_path / "base")
+    with pytest.raises(ConfigError, match=OTHERS):
+        export(run, tmp_path / "exported")
+    with pytest.raises(ConfigError, match=OTHERS):
+        rankzero.evaluate(str(run), rows, max_new_tokens=2)
+    assert not any((tmp_path / name).exists() for name in ("merged", "exported")) and not (run / "eval.json").exists()
+    assert OTHERS not in caplog.text
+    merge(str(run), tmp_path / "merged", model=str(tmp_path / "base"))
+    assert OTHERS in caplog.text, "somebody named it"
+    forget(run)
+    rankzero.evaluate(str(run), rows, max_new_tokens=2)
+    kept = json.loads((run / "eval.json").read_text())["base_model"]
+    assert kept["model"] == weights_fingerprint(tmp_path / "base"), "which was asked"
+
+
+def test_what_is_served_has_a_place_for_each_base(run: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter that does not say what it was trained on may be merged with any; one that does, with that alone."""
+    monkeypatch.setattr("rankzero.launch.serving.choose_engine", lambda _engine: "vllm")
+    first = plan_serving(str(run)).server.model
+    write_base_anew(run)
+    assert plan_serving(str(run)).server.model == first
+    forget(run)
+    second = plan_serving(str(run)).server.model
+    assert second != first and plan_serving(str(run)).server.model == second
+    (run.parent / "base" / "model.safetensors").write_bytes(b"another")
+    assert plan_serving(str(run)).server.model != second
