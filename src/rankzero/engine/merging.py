@@ -47,7 +47,8 @@ def merge_adapter(
         if found.base_is_given:
             warn_of_another_base(locate(found.base), found.trained_on)
         else:
-            require_trained_base(found.base, found.trained_on)
+            way_out = "; or name the base (--model), which is then taken"
+            require_trained_base(found.base, found.trained_on, way_out)
         rows = [] if found.run is None else first_rows(spec_of(found.run), found)
         done = merge(
             found.base,

@@ -88,7 +88,8 @@ def test_nothing_is_made_of_it(run: Path, tmp_path: Path, caplog: pytest.LogCapt
     for place in PLACES:
         with pytest.raises(ConfigError, match=OTHERS) as refused:
             merge(str(run / place), tmp_path / "merged")
-        assert refused.value.problems[0].where == str(tmp_path / "base")
+        (problem,) = refused.value.problems
+        assert problem.where == str(tmp_path / "base") and "(--model)" in problem.hint
     with pytest.raises(ConfigError, match=OTHERS):
         export(run, tmp_path / "exported")
     with pytest.raises(ConfigError, match=OTHERS):
