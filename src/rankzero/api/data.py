@@ -18,14 +18,14 @@ from rankzero.api.tokenizers import (
     served_prompt,
     stop_tokens,
 )
-from rankzero.errors import DataError, Problem, UsageError
-from rankzero.wording import counted
+from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
     from rankzero.data.inspect.report import CheckReport
     from rankzero.data.inspect.serving import Comparison
     from rankzero.data.inspect.show import ShownRow
     from rankzero.data.tokens.chat import TokenRules
+    from rankzero.errors import Problem
     from rankzero.spec.row_formats import Reasoning
     from rankzero.spec.run_spec import RunSpec, SourceSpec
 
@@ -54,24 +54,20 @@ class DataCheck:
     report: CheckReport
     serving: Comparison | None
     """Whether the trained tokens are those that serving would show the model; None where no model was named."""
-    untrainable: Problem | None
-    """Why nothing can be trained although rows can be read."""
 
     @property
     def ok(self) -> bool:
         """Whether training would take it."""
-        return self.report.ok and self.untrainable is None
+        return self.report.ok
 
     @property
     def problems(self) -> list[Problem]:
         """What is wrong, each with its file and line; those beyond the first hundreds are only counted in `report`."""
-        found = [] if self.report.ok else list(self.report.log.error().problems)
-        return [*found, *([] if self.untrainable is None else [self.untrainable])]
+        return [] if self.ok else list(self.report.error().problems)
 
     def raise_if_bad(self) -> None:
         """Raise DataError with all problems."""
-        if not self.ok:
-            raise DataError(self.problems)
+        self.report.raise_if_bad()
 
     def __str__(self) -> str:
         from rankzero.data.inspect.report_text import report_lines
@@ -250,7 +246,9 @@ def look(
         serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
         stops = stop_tokens(tokenizer, wanted.tokenizer)
         serving = compare_rows(report.samples, tokens.parts, tokens.rules, serve, stops)
-    return DataCheck(report, serving, _untrainable(report) or _too_long(report, wanted))
+    if not report.untrainable and (too_long := _too_long(report, wanted)):
+        report = replace(report, untrainable=(too_long,))
+    return DataCheck(report, serving)
 
 
 def shown(wanted: Wanted, *, line: int | None, rows: int) -> list[ShownRow]:
@@ -272,23 +270,6 @@ def _with_images(rules: TokenRules, wanted: Wanted, tokenizer: Any) -> TokenRule
         return rules
     vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
     return replace(rules, vision=vision)
-
-
-def _untrainable(report: CheckReport) -> Problem | None:
-    """Why nothing can be trained although rows can be read."""
-    from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
-
-    counts = report.counts
-    if counts.rows and not counts.readable and not counts.bad:
-        reasons = ", ".join(f"{rows:,} by {name.replace('_', ' ')}" for name, rows in counts.dropped.most_common())
-        return Problem(f"no row is left: all are left out ({reasons})")
-    if counts.tokens is not None and counts.tokens.examples and not counts.tokens.kept:
-        reasons = ", ".join(f"{rows:,} × {name}" for name, rows in counts.tokens.dropped.most_common())
-        return Problem(f"no example has a trained token: all are dropped ({reasons})", hint="raise the length limit")
-    if counts.tokens is None and counts.preferences:  # with a model each of them is a bad row
-        what = f"{counted(counts.preferences, 'row')} with a chosen and a rejected answer: {UNTRAINED}"
-        return Problem(what, ", ".join(report.files), LEARN_CHOSEN)
-    return None
 
 
 def _too_long(report: CheckReport, wanted: Wanted) -> Problem | None:

@@ -42,7 +42,7 @@ def test_trained_tokens_are_shown(tmp_path: Path, tiny: Path) -> None:
 def test_nothing_to_train_is_a_problem(tmp_path: Path, tiny: Path) -> None:
     path = write_jsonl(tmp_path / "rows.jsonl", chat_rows(3))
     found = rankzero.data.check(path, model=str(tiny), max_length=8)
-    assert found.report.ok and not found.ok
+    assert not found.report.log.total and not found.ok
     assert "no example has a trained token" in found.problems[0].what
 
 

@@ -78,10 +78,10 @@ def check(
         _write_html(html, found)
     if as_json:
         facts = report.as_json() | {"serving": None if comparison is None else comparison.as_json()}
-        _echo_json(facts | {"passed": report.passes(tolerance) and not found.untrainable})
+        _echo_json(facts | {"passed": report.passes(tolerance)})
     elif report.counts.rows:
         _echo_lines(report, comparison)
-    _judge(report, tolerance, found.untrainable, in_json=as_json)
+    _judge(report, tolerance, in_json=as_json)
     if report.ok and not as_json:
         seen = "training takes it as it is" if wanted.tokenizer else _READ_ALONE
         typer.echo(f"\nok: {seen}")
@@ -122,11 +122,9 @@ def stats(
         _echo_lines(report, None)
 
 
-def _judge(report: CheckReport, tolerance: Tolerance, untrainable: Problem | None, *, in_json: bool) -> None:
+def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
     """Raise DataError where the data cannot be trained on; say so on stderr where it is only not quite clean."""
     counts = report.counts
-    if untrainable is not None:
-        raise DataError(untrainable)
     if report.ok:
         return
     found = f"{counted(counts.bad, 'bad row')} of {counts.rows:,}"
@@ -138,9 +136,9 @@ def _judge(report: CheckReport, tolerance: Tolerance, untrainable: Problem | Non
         )
         return
     if in_json:
-        raise DataError(f"{counted(report.log.total, 'problem')}; the JSON lists them")
-    error = report.log.error()
-    if str(tolerance) != "0" and not report.damaged:
+        raise DataError(f"{counted(report.problem_count, 'problem')}; the JSON lists them")
+    error = report.error()
+    if str(tolerance) != "0" and not report.damaged and not tolerance.allows(counts.bad, counts.rows):
         raise DataError([Problem(f"{found}, more than --max-bad {tolerance}"), *error.problems])
     raise error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +12,16 @@ from rankzero.data.inspect.duplicates import Duplicates, Place
 from rankzero.data.inspect.statistics import Counts
 from rankzero.data.rows.chunks import DAMAGE
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.problems import LocatedProblem, ProblemLog
-from rankzero.errors import UsageError
+from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
+from rankzero.data.rows.problems import LocatedProblem, ProblemLog, RowProblem
+from rankzero.errors import DataError, Problem, UsageError
+from rankzero.wording import counted
 
 if TYPE_CHECKING:
     from rankzero.data.images.check import ImageReport
+
+UNTRAINABLE = "untrainable"
+"""The reason of what is wrong with all rows together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +46,18 @@ class CheckReport:
     quarantined: int | None = None
     """Rows that were set aside; None where that was not asked for."""
     samples: tuple[Sample, ...] = ()
+    untrainable: tuple[Problem, ...] = ()
+    """Why nothing can be trained although rows can be read."""
 
     @property
     def ok(self) -> bool:
-        """Whether every file and every row can be read."""
-        return self.log.total == 0
+        """Whether every file and every row can be read, and training would take them."""
+        return self.problem_count == 0
+
+    @property
+    def problem_count(self) -> int:
+        """All problems, kept or not."""
+        return self.log.total + len(self.untrainable)
 
     @property
     def problems(self) -> list[LocatedProblem]:
@@ -57,14 +71,18 @@ class CheckReport:
 
     def passes(self, tolerance: Tolerance) -> bool:
         """Whether what is bad is within what may be, and something good is left."""
-        if self.ok:
-            return True
+        if self.ok or self.untrainable:
+            return self.ok
         return not self.damaged and self.counts.readable > 0 and tolerance.allows(self.counts.bad, self.counts.rows)
 
+    def error(self) -> DataError:
+        """All problems, or their counts and examples where they are too many to read."""
+        return DataError([*(self.log.error().problems if self.log.total else ()), *self.untrainable])
+
     def raise_if_bad(self) -> None:
-        """One DataError with all problems, or with their counts and examples where they are too many to read."""
+        """Raise DataError with what `error` says."""
         if not self.ok:
-            raise self.log.error()
+            raise self.error()
 
     def where(self, place: Place) -> str:
         """`train.jsonl:812`."""
@@ -88,20 +106,46 @@ class CheckReport:
             },
             "decoded_images": None if self.images is None else self.images.as_json(),
             "quarantined": self.quarantined,
-            "problem_count": self.log.total,
-            "problems_by_reason": dict(self.log.reasons.most_common()),
+            "problem_count": self.problem_count,
+            "problems_by_reason": dict(self.reasons.most_common()),
             "problems": [
                 {
-                    "file": located.path,
-                    "line": located.problem.line or None,
-                    "column": column(located.problem.what),
-                    "reason": located.problem.reason,
-                    "what": located.problem.what,
-                    "hint": located.problem.hint or None,
+                    "file": path or None,
+                    "line": problem.line or None,
+                    "column": column(problem.what),
+                    "reason": problem.reason,
+                    "what": problem.what,
+                    "hint": problem.hint or None,
                 }
-                for located in self.log.kept
+                for path, problem in self.listed()
             ],
         }
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many problems there are of each reason."""
+        return self.log.reasons + Counter({UNTRAINABLE: len(self.untrainable)})
+
+    def listed(self) -> Iterator[tuple[str, RowProblem]]:
+        """The problems that are kept, each with where it is; first those of all rows together."""
+        for problem in self.untrainable:
+            yield problem.where, RowProblem(0, UNTRAINABLE, problem.what, problem.hint)
+        for located in self.log.kept:
+            yield located.path, located.problem
+
+
+def untrainable(counts: Counts, files: Sequence[str]) -> tuple[Problem, ...]:
+    """Why nothing can be trained although rows can be read."""
+    if counts.rows and not counts.readable and not counts.bad:
+        reasons = ", ".join(f"{rows:,} by {name.replace('_', ' ')}" for name, rows in counts.dropped.most_common())
+        return (Problem(f"no row is left: all are left out ({reasons})"),)
+    if counts.tokens is not None and counts.tokens.examples and not counts.tokens.kept:
+        reasons = ", ".join(f"{rows:,} × {name}" for name, rows in counts.tokens.dropped.most_common())
+        return (Problem(f"no example has a trained token: all are dropped ({reasons})", hint="raise the length limit"),)
+    if counts.tokens is None and counts.preferences:  # with a model each of them is a bad row
+        what = f"{counted(counts.preferences, 'row')} with a chosen and a rejected answer: {UNTRAINED}"
+        return (Problem(what, ", ".join(files), LEARN_CHOSEN),)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

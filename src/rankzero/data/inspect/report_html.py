@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from jinja2 import Template
 
@@ -30,15 +31,8 @@ def report_html(report: CheckReport, comparison: Comparison | None = None, title
         comparison=comparison,
         files=[(path,) for path in report.files],
         problems=[
-            (
-                located.path,
-                located.problem.line or "",
-                column(located.problem.what) or "",
-                located.problem.reason,
-                located.problem.what,
-                located.problem.hint,
-            )
-            for located in report.problems[:_MOST_PROBLEMS]
+            (path, problem.line or "", column(problem.what) or "", problem.reason, problem.what, problem.hint)
+            for path, problem in islice(report.listed(), _MOST_PROBLEMS)
         ],
         openings=[] if counts.tokens is None else _quoted(counts.tokens.unopened),
         formats=[

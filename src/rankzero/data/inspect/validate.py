@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.data.inspect.duplicates import DigestLog, digest
 from rankzero.data.inspect.quarantine import Quarantine, require_new
-from rankzero.data.inspect.report import CheckReport, Sample
+from rankzero.data.inspect.report import CheckReport, Sample, untrainable
 from rankzero.data.inspect.statistics import Counts
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
@@ -122,6 +122,7 @@ class _Check:
             images,
             quarantined,
             tuple(self._samples),
+            untrainable(self._counts, job.paths),
         )
 
     def _locate(self, source: SourceSpec) -> LocatedSource | None:
