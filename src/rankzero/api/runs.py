@@ -69,7 +69,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return os.path.basename(os.path.realpath(self.path))
 
     @property
     def spec(self) -> RunSpec:

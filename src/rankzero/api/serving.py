@@ -6,6 +6,7 @@ Knows no terminal.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +79,7 @@ def plan_serving(
         more=tuple(more),
         trust_remote_code=result.model.trust_remote_code,
     )
-    return Serving(server, _adapter_of(target, result), weights.resolve())
+    return Serving(server, _adapter_of(target, result), Path(os.path.realpath(weights)))
 
 
 def prepare(serving: Serving) -> None:
@@ -124,7 +125,7 @@ def served(
 def _name_of(target: str) -> str:
     from rankzero.run_dir.result import FINAL
 
-    path = Path(target).expanduser().resolve()
+    path = Path(os.path.realpath(Path(target).expanduser()))
     return path.parent.name if path.name == FINAL else path.name
 
 
@@ -148,7 +149,7 @@ def _state_of(weights: Path, result: Result) -> str:
 
 def _files(directory: Path) -> list[str]:
     """Where it is, and name, size and time of each file."""
-    facts = [str(directory.resolve())]
+    facts = [os.path.realpath(directory)]
     for path in sorted(directory.iterdir()):
         about = path.stat()
         facts.append(f"{path.name} {about.st_size} {about.st_mtime_ns}")

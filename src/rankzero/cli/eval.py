@@ -108,10 +108,10 @@ def _require_other_files(answers: Path, data: Sequence[str]) -> None:
     """Raise UsageError where the answers would be written over what is asked, or among it."""
     from rankzero.spec.data_paths import parse_data_path
 
-    written = answers.resolve()
+    written = Path(os.path.realpath(answers))
     for path in data:
         text = parse_data_path(path, os.path.exists).path
-        read = Path(unquote(urlsplit(text).path) if text.startswith("file://") else text).resolve()
+        read = Path(os.path.realpath(unquote(urlsplit(text).path) if text.startswith("file://") else text))
         among = read.is_dir() and read in written.parents
         if written == read or among or written.match(str(read)):
             raise UsageError("it is read and would be written", where=f"--answers {answers}", hint="another name")

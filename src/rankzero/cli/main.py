@@ -47,7 +47,7 @@ from rankzero.cli.submit import submit
 from rankzero.cli.sweep import sweep
 from rankzero.cli.train import is_first_here, train
 from rankzero.cli.watch import watch
-from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, StorageError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, StorageError, UsageError
 from rankzero.hub_variables import adopt_hub_variables
 
 app = typer.Typer(
@@ -153,24 +153,70 @@ def _run(arguments: Sequence[str]) -> object:
     stdout = sys.stdout  # the parser puts another in its place, and ends the process itself
     try:
         return app(args=spread_values(arguments), prog_name="rankzero", standalone_mode=False)
-    except PermissionError as error:
-        raise _no_access(error) from error
     except (OSError, SystemExit) as end:
         cause = end.__context__ if isinstance(end, SystemExit) else end
-        if not isinstance(cause, OSError) or cause.errno not in (errno.EPIPE, errno.EIO):
+        if not isinstance(cause, OSError):
             raise
-        if not _is_gone(stdout):
-            raise cause from None
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # for what is still to be flushed
-        return ExitCode.DONE
+        if cause.errno in (errno.EPIPE, errno.EIO) and _is_gone(stdout):
+            _leave_unsaid(stdout)
+            return ExitCode.DONE
+        if (told := _of_this_machine(cause, stdout)) is not None:
+            raise told from cause
+        raise cause from None
+    except ValueError as error:  # also pydantic's, and those of encoding
+        if (word := next(filter(_is_no_text, arguments), None)) is None:
+            raise
+        hint = "rename the file, or give another name"
+        raise UsageError("this name is no UTF-8 text", where=ascii(word), hint=hint) from error
 
 
-def _no_access(error: PermissionError) -> Exception:
-    """A path that this user may not look at, or not change, wherever a command comes upon it."""
-    if error.filename is None:
-        return error
-    hint = "name another place, or have who owns it let this user in"
-    return StorageError(error.strerror or str(error), where=str(error.filename), hint=hint)
+_FULL = {
+    errno.ENOSPC: "free space there, or choose another place",
+    errno.EDQUOT: "the quota there is used up: free space, or choose another place",
+    errno.EFBIG: "a file cannot be as large there: choose another place",
+    errno.EROFS: "this volume is read-only: choose another place",
+}
+_NO_PLACE = {
+    errno.ENAMETOOLONG: "no file has a name as long as this: does a word stand where another one is meant to?",
+    errno.ELOOP: "links that lead in a circle: see what `ls -l` says of them",
+}
+_SHOWN = 60
+
+
+def _of_this_machine(error: OSError, stdout: TextIO) -> RankzeroError | None:
+    """What a user can mend, wherever a command comes upon it: a place that cannot be looked at or written, or a word
+    that can be no place. None where the fault may be ours."""
+    what, number, where = error.strerror or str(error), error.errno or 0, str(error.filename or "")
+    if isinstance(error, PermissionError) and where:
+        return StorageError(what, where=where, hint="name another place, or have who owns it let this user in")
+    if number in _NO_PLACE and where:
+        shown = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}…"
+        return UsageError(what, where=shown, hint=_NO_PLACE[number])
+    if number not in _FULL:
+        return None
+    if not where and _takes_nothing(stdout):
+        _leave_unsaid(stdout)
+        where = "standard output"
+    return StorageError(what, where=where, hint=_FULL[number])
+
+
+def _takes_nothing(stream: TextIO) -> bool:
+    """Whether what waits to be written there cannot be."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _leave_unsaid(stream: TextIO) -> None:
+    """What is still to be flushed goes nowhere, rather than to fail once more at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _is_no_text(word: str) -> bool:
+    """Whether it is bytes of another encoding than UTF-8, which Python holds as halves of surrogate pairs."""
+    return not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def _is_gone(stream: TextIO) -> bool:

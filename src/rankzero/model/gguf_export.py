@@ -37,10 +37,10 @@ def find_converter(given: str | None) -> list[str] | Problem:
     if not path.is_file():
         return Problem(f"there is no {SCRIPT}", given, _INSTALL)
     if path.suffix == ".py":
-        return [sys.executable, str(path.resolve())]
+        return [sys.executable, os.path.realpath(path)]
     if not os.access(path, os.X_OK):
         return Problem("it may not be run", f"--converter {path}", "chmod +x it, or name a script that ends in .py")
-    return [str(path.resolve())]
+    return [os.path.realpath(path)]
 
 
 def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) -> int:
@@ -49,7 +49,7 @@ def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) ->
     Uses no network. Raises ConfigError with the converter's own words where it cannot, StorageError.
     """
     staged = output.with_name(stage_name(output.name))
-    command = [*converter, str(model.resolve()), "--outfile", str(staged.resolve()), "--outtype", outtype]
+    command = [*converter, os.path.realpath(model), "--outfile", os.path.realpath(staged), "--outtype", outtype]
     command += ["--model-name", output.stem]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:

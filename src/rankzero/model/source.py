@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def locate(spec: ModelSpec) -> ModelSource:
         name = str(weights)
     elif Path(spec.name).is_dir():
         weights = Path(spec.name)
-        name = str(weights.resolve())
+        name = os.path.realpath(weights)
     else:
         weights = snapshot(spec, WEIGHTS)
         name = spec.name

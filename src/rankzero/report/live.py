@@ -7,6 +7,7 @@ something in its run directory has changed.
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,10 +76,10 @@ class Site:
         for place in self._places:
             several = [place] if RunDir(place).spec.is_file() else [Path(run) for run in runs_in(place)]
             for root in several:
-                key, number = _key(root.resolve().name), 1
+                key, number = _key(os.path.basename(os.path.realpath(root))), 1
                 while key in found:
                     number += 1
-                    key = f"{_key(root.resolve().name)}-{number}"
+                    key = f"{_key(os.path.basename(os.path.realpath(root)))}-{number}"
                 found[key] = root
         return found
 

@@ -89,7 +89,7 @@ def compare_page(runs: Sequence[RunPage], live: Live | None = None) -> str:
 
 def index_page(title: str, runs: Sequence[tuple[str, RunPage]], live: Live) -> str:
     """A list of runs; where it is not refreshed, some can be chosen. `runs`: (name in a URL, run)."""
-    rows = [(url, run.root.resolve().name, run.state, tables.summary(run)) for url, run in runs]
+    rows = [(url, os.path.basename(os.path.realpath(run.root)), run.state, tables.summary(run)) for url, run in runs]
     return _render("index.html.jinja", live, title=title, rows=rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -260,7 +261,7 @@ def run_at(directory: Path) -> Path | None:
 def _run_of(weights: Path) -> Path | None:
     """The run that wrote <run>/final or <run>/checkpoints/step-<n>/model; None of any other directory, and of a copy
     beside the run.yaml of something else."""
-    for place in (weights, weights.resolve()):
+    for place in (weights, Path(os.path.realpath(weights))):
         saved = place if place.name == FINAL else place.parent
         run = _run_around(place)
         if run is not None and (run / "run.yaml").is_file() and _is_of(run, saved, place):
@@ -293,7 +294,7 @@ def _is_of(run: Path, saved: Path, weights: Path) -> bool:
     if isinstance(by, dict) and isinstance(by.get("model"), dict):
         return (by.get("name"), by["model"].get("name")) == (name, model)
     base = _words(weights / ADAPTER_CONFIG).get("base_model_name_or_path")
-    return base in (None, model, str((run / model).resolve())) or model.endswith(".gguf")  # whose files are elsewhere
+    return base in (None, model, os.path.realpath(run / model)) or model.endswith(".gguf")  # whose files are elsewhere
 
 
 def _words(path: Path) -> dict[str, Any]:
@@ -306,7 +307,7 @@ def _words(path: Path) -> dict[str, Any]:
 
 
 def _is_checkpoint(weights: Path) -> bool:
-    return weights.resolve().name == WEIGHTS
+    return os.path.basename(os.path.realpath(weights)) == WEIGHTS
 
 
 def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:

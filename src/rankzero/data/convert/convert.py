@@ -6,6 +6,7 @@ of another row. A sum that does not come out is an internal error, and nothing i
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -260,13 +261,13 @@ def _writer(to: str, container: Container) -> Writer:
 
 def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite: bool) -> None:
     """Raise where writing would destroy what is read, or what was there."""
-    read = {Path(source.path).resolve() for source in sources}
+    read = {os.path.realpath(source.path) for source in sources}
     for out in outs:
-        if out.resolve() in read:
+        if os.path.realpath(out) in read:
             raise UsageError(f"{out} is read and would be written", hint="give the result another name")
         if out.exists() and not overwrite:
             raise UsageError(f"{out} is there already", hint="give another name, or --force")
-    if len({out.resolve() for out in outs}) < len(outs):
+    if len(set(map(os.path.realpath, outs))) < len(outs):
         raise UsageError("the result and the quarantine are the same file", hint="give two names")
 
 

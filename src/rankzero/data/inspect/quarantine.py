@@ -6,6 +6,7 @@ Knows bytes and problems; nothing of why a row is bad.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,7 +70,7 @@ def grouped(problems: Iterable[RowProblem]) -> Mapping[int, list[RowProblem]]:
 
 def require_new(path: Path, read: Sequence[str]) -> None:
     """Raise StorageError where writing would destroy what is read."""
-    taken = {Path(name).resolve() for name in read}
+    taken = set(map(os.path.realpath, read))
     for file in (path, reasons_path(path)):
-        if file.resolve() in taken:
+        if os.path.realpath(file) in taken:
             raise StorageError("is one of the files that are read", where=str(file), hint="give another name")
