@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ def data_path(dataset: str, split: str) -> str:
     meant = parse_data_path(dataset, os.path.exists)
     if meant.place != "hub" or meant.split is not None or not split:
         return dataset
-    name, sampled, count = dataset.partition("#")
-    return f"{name}[{split}]{sampled}{count}"
+    return str(replace(meant, split=split))
 
 
 def check(dataset: str, split: str, page: str) -> dict[str, Any]:

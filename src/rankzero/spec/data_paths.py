@@ -61,6 +61,18 @@ class DataPath:
     sample: int | None = None
     """Rows to draw; None: all."""
 
+    def __str__(self) -> str:
+        """What `parse_data_path` takes apart into this."""
+        rows = "" if self.rows is None else f"[{self.rows}]"
+        parts = (
+            self.path,
+            "" if self.subset is None else f":{self.subset}",
+            "" if self.split is None else f"[{self.split}{rows}]",
+            "" if self.revision is None else f"@{self.revision}",
+            "" if self.sample is None else f"#{self.sample}",
+        )
+        return "".join(parts)
+
 
 def parse_data_path(text: str, exists: Callable[[str], bool]) -> DataPath:
     """Take a path apart. A path that exists is taken as it stands, whatever characters it has.

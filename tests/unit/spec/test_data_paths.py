@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rankzero.spec.data_paths import DataPath, RowSlice, parse_data_path
@@ -31,6 +33,31 @@ from rankzero.spec.data_paths import DataPath, RowSlice, parse_data_path
 )
 def test_paths(text: str, expected: DataPath) -> None:
     assert parse_data_path(text, {"a#1/b#2"}.__contains__) == expected
+
+
+@pytest.mark.parametrize("subset", ["", ":sst2"])
+@pytest.mark.parametrize("split", ["", "[train]", "[train[:1%]]", "[test[10:20]]"])
+@pytest.mark.parametrize("revision", ["", "@v1.0", "@refs/pr/3"])
+@pytest.mark.parametrize("sample", ["", "#5"])
+def test_a_hub_data_set_as_text_again(subset: str, split: str, revision: str, sample: str) -> None:
+    """Also of a pipeline, which gives it the split that it does not name."""
+    from rankzero.pipelines.steps import data_path
+
+    def parsed(text: str) -> DataPath:
+        return parse_data_path(text, lambda _: False)
+
+    text = f"o/n{subset}{split}{revision}{sample}"
+    assert str(parsed(text)) == text
+    meant = parsed(text) if split else replace(parsed(text), split="dev")
+    assert meant.place == "hub" and parsed(data_path(text, "dev")) == meant
+    assert data_path(text, "") == text
+
+
+@pytest.mark.parametrize("text", ["rows.jsonl", "rows.jsonl#5", "s3://bucket/x.jsonl#2"])
+def test_a_split_is_of_hub_data_sets_alone(text: str) -> None:
+    from rankzero.pipelines.steps import data_path
+
+    assert data_path(text, "train") == text == str(parse_data_path(text, lambda _: False))
 
 
 @pytest.mark.parametrize(
