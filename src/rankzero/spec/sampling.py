@@ -36,5 +36,9 @@ class Sampling:
         problems = [
             Problem(f"it is {value}", name, f"it is to be {wanted}") for name, value, good, wanted in wrong if not good
         ]
+        drawn = [("top_p", self.top_p != 1), ("top_k", self.top_k != 0), ("seed", self.seed is not None)]
+        if not problems and self.temperature == 0:
+            hint = "choose a temperature, such as 0.7, or leave it out"
+            problems = [Problem("nothing is drawn at temperature 0", name, hint) for name, given in drawn if given]
         if problems:
             raise UsageError(problems)

@@ -63,7 +63,7 @@ def test_answers_are_drawn_by_seed_and_temperature(speaker: Any) -> None:
         return chat.ask("Hello")[0].text
 
     assert said(1, 2.0) == said(1, 2.0) != said(2, 2.0)
-    assert said(None, 0.0) == said(7, 0.0)
+    assert said(None, 0.0) == said(None, 0.0)
 
 
 def test_base_and_tuned_each_go_on_from_their_own_answers(adapter: Path, tiny: Path, speaker: Any) -> None:
@@ -170,7 +170,16 @@ def test_draws_that_there_are_none_of(flags: str, said: str, adapter: Path, cli:
     assert [problem.where for problem in raised.value.problems] == [
         *("max_new_tokens", "temperature", "top_p", "top_k", "seed")
     ]
-    assert rankzero.Sampling(seed=2**64 - 1) and rankzero.Sampling(seed=-(2**63))
+    for seed in (2**64 - 1, -(2**63)):
+        assert rankzero.Sampling(temperature=1.0, seed=seed).seed == seed
+
+
+@pytest.mark.parametrize("flags", ["--top-p 0.5", "--top-k 1", "--seed 7", "--temperature 0 --top-k 5"])
+def test_what_narrows_a_draw_needs_one(flags: str, adapter: Path, cli: Cli) -> None:
+    """Each would do nothing beside the likeliest token."""
+    done = cli(f"chat {adapter} {flags}")
+    name = flags.split()[-2].removeprefix("--").replace("-", "_")
+    assert done.code == 2 and f"error: {name}: nothing is drawn at temperature 0\n" in done.err, done.err
 
 
 def test_from_python(adapter: Path) -> None:
