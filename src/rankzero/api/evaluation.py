@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.api.data import DataSource
 from rankzero.api.results import Tell, warn
-from rankzero.errors import DataError, StorageError, UsageError
+from rankzero.errors import DataError, Problem, StorageError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.engine.held_out import Row
     from rankzero.run_dir.result import Result
+    from rankzero.spec.run_spec import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ def _measured(
     from rankzero.spec.run_spec import SourceSpec
 
     sources = [SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in data]
-    questions = {source.path: read_questions(source, seed=0) for source in sources}
-    for path, prompts in questions.items():
+    _require_no_weight(sources)
+    questions = [(source.path, read_questions(source, seed=0)) for source in sources]
+    for path, prompts in questions:
         if judge is None and all(prompt.reference is None for prompt in prompts):
             hint = "rows end with the answer that is wanted; or name a judge"
             raise DataError("no row has an answer to compare with", where=path, hint=hint)
@@ -166,9 +168,9 @@ def _measured(
         if judging is not None and questions:
             judging.require_answer()
         voices = open_voices(result, before)
-        require_askable(voices, [prompt for prompts in questions.values() for prompt in prompts], max_new_tokens)
-        done, total = 0, sum(map(len, questions.values())) * len(voices)
-        for path, prompts in questions.items():
+        require_askable(voices, [prompt for _, prompts in questions for prompt in prompts], max_new_tokens)
+        done, total = 0, sum(len(prompts) for _, prompts in questions) * len(voices)
+        for path, prompts in questions:
             name = unique(Path(path).name, rows)
             paths[name] = _whole_path(path)
             rows[name] = ask_all(
@@ -189,6 +191,15 @@ def _measured(
     if tasks is not None:
         by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
     return Evaluation(sets, by_task, rows)
+
+
+def _require_no_weight(sources: Sequence[SourceSpec]) -> None:
+    """Raise UsageError for the weight of a source, which says how often an epoch has it."""
+    hint = "leave it out, or take fewer rows with `sample`"
+    what = "each row is asked once: only training has epochs"
+    weighted = [Problem(what, f"{source.path} weight", hint) for source in sources if source.weight != 1]
+    if weighted:
+        raise UsageError(weighted)
 
 
 def _whole_path(path: str) -> str:

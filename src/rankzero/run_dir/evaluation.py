@@ -41,15 +41,19 @@ def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was measured before, with what was measured now. A set takes the place of that of its path, whatever others
-    of its name there are; scores of the model before training stay where the same was asked without it."""
+    """What was measured before, with what was measured now. A set takes the place of that of its path (sets of one path
+    in their order), whatever others of its name there are; scores of the model before training stay where the same was
+    asked without it."""
     sets, tasks = dict(_maps(kept, "sets")), dict(_maps(kept, "tasks"))
+    placed: set[str] = set()
     for name, one in _maps(new, "sets"):
-        same = next((other for other, before in sets.items() if before.get("path") == one.get("path")), None)
+        of_path = (other for other, before in sets.items() if before.get("path") == one.get("path"))
+        same = next((other for other in of_path if other not in placed), None)
         if same is None and name in sets and "path" not in sets[name]:  # kept by an older version, which knew no other
             same = name
         place = unique(name, sets) if same is None else same
         sets[place] = _with_base(one, sets.get(place, {}))
+        placed.add(place)
     for name, one in _maps(new, "tasks"):
         tasks[name] = _with_base(one, tasks.get(name, {}))
     return {"sets": sets, "tasks": tasks}

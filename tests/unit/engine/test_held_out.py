@@ -202,6 +202,20 @@ def test_base_and_tuned_on_own_rows(run: Path, rows: Path, judge: str, monkeypat
     assert "tuned" in str(found) and found._repr_html_().count("<tr>") == 4
 
 
+def test_one_file_asked_in_two_ways_is_two_sets(run: Path, tmp_path: Path) -> None:
+    [known] = rankzero.generate(str(run), ["Ping"], max_new_tokens=5)
+    path = str(write_jsonl(tmp_path / "two_ways.jsonl", [{"q": "Ping", "known": known, "other": "never said"}]))
+    data = [{"path": path, "columns": {"question": "q", "answer": name}} for name in ("known", "other")]
+    for _ in range(2):  # measured again, each takes its own place
+        found = rankzero.evaluate(str(run), data, base=False, max_new_tokens=5)
+        sets = json.loads((run / "eval.json").read_text())["sets"]
+        for one in (found.sets, {name: sets[name] for name in sets if name.startswith("two_ways")}):
+            scores = {name: measured["tuned"]["exact_match"] for name, measured in one.items()}
+            assert scores == {"two_ways.jsonl": 1.0, "two_ways.jsonl (2)": 0.0}
+    with pytest.raises(rankzero.UsageError, match="only training has epochs"):
+        rankzero.evaluate(str(run), {**data[0], "weight": 3})
+
+
 def test_special_tokens_of_raw_rows_are_no_part_of_what_is_wanted(run: Path, tmp_path: Path, judge: str) -> None:
     """As they are none of what the model says."""
     asked = "<|im_start|>user\nPing<|im_end|>\n<|im_start|>assistant\n"
