@@ -13,6 +13,17 @@ from rankzero.errors import DataError, Problem
 _SHOWN = 20
 
 
+def classes_of(train: Rows | None, evaluation: Rows | None, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The classes by number of a run. `train` is None of a stream, of which `wanted` names them. Raises DataError as
+    `label_set` and `label_codes` do."""
+    rows = [part for part in (train, evaluation) if part is not None]
+    labels = wanted or label_set(rows[0], None)
+    for part in rows:
+        if len(part):
+            label_codes(part, labels, numbers=wanted is not None)
+    return labels
+
+
 def label_set(dataset: Rows, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
     """The classes by number: `wanted` as it stands, else the names that the rows have, in order.
 

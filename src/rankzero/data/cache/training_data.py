@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.labels import classes_of
 from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix
 from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.tokenize import Shard, TokenRules, cached, prepare, prepare_shard
@@ -168,15 +169,18 @@ def prepare_part(
     vision: ImageRules | None = None,
 ) -> dict[str, TokenizedDataset | Stream | None]:
     """This shard's part of the tokenising of a run's data; None where other shards are still at work. Of a stream
-    nothing is made: its files are listed and its first rows looked at."""
+    nothing is made: its files are listed and its first rows looked at. Raises DataError where all is there and cannot
+    be trained on."""
     made: dict[str, TokenizedDataset | Stream | None] = {}
+    read: dict[str, TokenizedDataset] = {}
+    located: dict[str, Sequence[LocatedSource]] = {}
     parts = parts_of(spec.data)
     if spec.data.streaming:
         made["train"] = _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision))
     for label, given in parts.items():
         sources = expand(given, offline=spec.model.local_files_only)
         with show(f"tokenise {label}", sources) as advance:
-            made[label] = prepare_shard(
+            made[label] = rows = prepare_shard(
                 sources,
                 tokenizer,
                 token_rules(spec, vision),
@@ -186,7 +190,26 @@ def prepare_part(
                 seed=spec.train.seed,
                 progress=advance,
             )
+        if rows is not None:
+            read[label] = _deduplicated(rows, label, _nothing) if spec.data.deduplicate else rows
+        located[label] = sources
+    if len(read) == len(parts):
+        _require_trainable(spec, read, located)
     return made
+
+
+def _require_trainable(
+    spec: RunSpec, read: Mapping[str, TokenizedDataset], located: Mapping[str, Sequence[LocatedSource]]
+) -> None:
+    """Raise DataError as training does for whole data sets that are nothing together, before anything is started that
+    would train on them."""
+    train, held_out = read.get("train"), read.get("eval")
+    if train is not None:
+        parted = _parted(spec, read, located["train"], frozenset(), say=_nothing, warn=_nothing)
+        assert isinstance(parted.train, TokenizedDataset)
+        train, held_out = parted.train, parted.eval
+    if spec.task_section.trains == "label" and (train is not None or held_out is not None):
+        classes_of(train, held_out, spec.data.labels)
 
 
 def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer, rules: TokenRules) -> Stream:

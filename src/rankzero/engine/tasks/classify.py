@@ -9,7 +9,7 @@ import torch
 
 from rankzero.data.batches.collators.text import Collator, LabelledText, MicroBatch
 from rankzero.data.cache.dataset import TokenizedDataset
-from rankzero.data.cache.labels import label_codes, label_set
+from rankzero.data.cache.labels import classes_of
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.distributed import sum_over_ranks
 from rankzero.engine.heads import ClassHead, Head
@@ -44,12 +44,8 @@ class Classification:
     """The class of each row."""
 
     def labels(self, spec: RunSpec, data: TrainingData) -> tuple[str, ...] | None:
-        rows = [dataset for dataset in (data.train, data.eval) if isinstance(dataset, TokenizedDataset)]
-        labels = spec.data.labels or label_set(rows[0], None)  # of a stream, the spec names them (spec/checks.py)
-        for dataset in rows:
-            if len(dataset):
-                label_codes(dataset, labels, numbers=spec.data.labels is not None)
-        return labels
+        train = data.train if isinstance(data.train, TokenizedDataset) else None
+        return classes_of(train, data.eval, spec.data.labels)
 
     def collator(self, inputs: Inputs, *, padding_free: bool, always_image: bool) -> Collator:
         return LabelledText(inputs.labels or (), pad_id=inputs.pad_token_id)
