@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankzero.data.inspect.report import CheckReport
     from rankzero.data.inspect.serving import Comparison
     from rankzero.data.inspect.show import ShownRow
+    from rankzero.data.inspect.together import Together
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.errors import Problem
     from rankzero.spec.row_formats import Reasoning
@@ -45,6 +46,8 @@ class Wanted:
     rules: TokenRules | None = None
     seed: int = 0
     image_max_tokens: int | None = None
+    together: Together | None = None
+    """What a run asks of all rows; None where no run spec says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ def wanted_by(spec: RunSpec) -> Wanted:
 
     require_data()
     from rankzero.data.cache.training_data import parts_of, token_rules
+    from rankzero.data.inspect.together import Together
 
     if spec.data.streaming:
         hint = "name one of its files and --model; or add data.streaming=false, which fetches and looks at all of them"
@@ -197,6 +201,7 @@ def wanted_by(spec: RunSpec) -> Wanted:
         token_rules(spec),
         spec.train.seed,
         spec.data.image_max_tokens,
+        Together.of(spec),
     )
 
 
@@ -237,6 +242,7 @@ def look(
         seed=wanted.seed,
         samples=_SAMPLES if tokens and compare else 0,
         keep=KEPT if keep is None else keep,
+        together=wanted.together if tokens and compare else None,
     )
     report = check_rows(wanted.train, options, evaluation=wanted.eval, show=partial(show_progress, "checking"))
     serving = None

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, Rows, Rows | None, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["prepare"])
+@pytest.mark.parametrize("command", ["prepare", "check"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_training_refuses(
     cli: Cli, tiny: Path, classifier: Path, tmp_path: Path, own_cache: Path, monkeypatch: Any, case: str, command: str

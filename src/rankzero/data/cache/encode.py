@@ -154,7 +154,7 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
         supervised.append(row.supervised)
         loss_weight.append(row.loss_weight)
         lines.append(conversation.line)
-        row_ties = _ties(result.source, conversation, row.images)
+        row_ties = ties_of(result.source, conversation, row.images)
         ties += row_ties
         tie_counts.append(len(row_ties))
         labels.append(row.label)
@@ -179,7 +179,7 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
     )
 
 
-def _ties(source: int, conversation: Conversation, images: Sequence[str]) -> list[int]:
+def ties_of(source: int, conversation: Conversation, images: Sequence[str]) -> list[int]:
     """What ties a row to others: its group and each of its images; where it has none, its line, of which there may be
     several rows."""
     names = [] if conversation.group is None else [f"group {conversation.group}"]

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 import numpy as np
 
-from rankzero.data.cache.dataset import Indices, Int32
-from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.dataset import Indices, Int32, RowLabels
 from rankzero.errors import DataError, Problem
 
 _SHOWN = 20
 
 
-def classes_of(train: Rows | None, evaluation: Rows | None, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+class Labelled(Protocol):
+    """Rows with labels, by number."""
+
+    def __len__(self) -> int: ...
+    @property
+    def label_names(self) -> RowLabels: ...
+    def where(self, i: int) -> str: ...
+
+
+def classes_of(train: Labelled | None, evaluation: Labelled | None, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
     """The classes by number of a run. `train` is None of a stream, of which `wanted` names them. Raises DataError as
     `label_set` and `label_codes` do."""
     rows = [part for part in (train, evaluation) if part is not None]
@@ -24,7 +33,7 @@ def classes_of(train: Rows | None, evaluation: Rows | None, wanted: tuple[str, .
     return labels
 
 
-def label_set(dataset: Rows, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+def label_set(dataset: Labelled, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
     """The classes by number: `wanted` as it stands, else the names that the rows have, in order.
 
     Whole numbers are ordered by their value where all names are such, other names by their characters. Raises
@@ -41,7 +50,7 @@ def label_set(dataset: Rows, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(sorted(names, key=_order if all(map(_is_number, names)) else None))
 
 
-def label_codes(dataset: Rows, labels: tuple[str, ...], *, numbers: bool = True) -> Int32:
+def label_codes(dataset: Labelled, labels: tuple[str, ...], *, numbers: bool = True) -> Int32:
     """The class of each row, as its place in `labels`.
 
     A row's label is a name, or with `numbers` a place itself, unless the names are numbers. Raises DataError with the
@@ -58,7 +67,7 @@ def label_codes(dataset: Rows, labels: tuple[str, ...], *, numbers: bool = True)
     return codes
 
 
-def _unknown(dataset: Rows, rows: Indices, labels: tuple[str, ...]) -> list[Problem]:
+def _unknown(dataset: Labelled, rows: Indices, labels: tuple[str, ...]) -> list[Problem]:
     """One problem for each label that is not known, at its first row."""
     _, first, counts = np.unique(dataset.label_names.codes[rows], return_index=True, return_counts=True)
     known = ", ".join(labels[:_SHOWN]) + (", …" if len(labels) > _SHOWN else "")

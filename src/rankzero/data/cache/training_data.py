@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.dataset import Indices, TokenizedDataset
 from rankzero.data.cache.labels import classes_of
 from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix
 from rankzero.data.cache.stream.plan import Stream, make_stream
@@ -247,14 +247,19 @@ def _deduplicated(dataset: TokenizedDataset, label: str, say: Say) -> TokenizedD
 
 
 def _held_out(train: TokenizedDataset, seed: int, fraction: float) -> tuple[TokenizedDataset, TokenizedDataset]:
-    if len(train) < 2:
+    kept, held_out = parted_rows(train.groups, seed, fraction)
+    return train.select(kept), train.select(held_out)
+
+
+def parted_rows(groups: Indices, seed: int, fraction: float) -> tuple[Indices, Indices]:
+    """The rows to train on and those held out, by the group of each row. Raises DataError where that cannot be."""
+    if len(groups) < 2:
         raise DataError("one row cannot be split into training and evaluation", where="data.eval")
     try:
-        kept, held_out = held_out_by_group(train.groups, seed=seed, fraction=fraction)
+        return held_out_by_group(groups, seed=seed, fraction=fraction)
     except ValueError as error:
         hint = "give data.eval a file of its own"
         raise DataError("all rows are of one group, which cannot be split", where="data.eval", hint=hint) from error
-    return train.select(kept), train.select(held_out)
 
 
 def _weighted(train: TokenizedDataset, sources: Sequence[LocatedSource], seed: int, say: Say) -> TokenizedDataset:
@@ -263,8 +268,14 @@ def _weighted(train: TokenizedDataset, sources: Sequence[LocatedSource], seed: i
     if all(weight == 1 for weight in weights):
         return train
     source_of_file = np.array([index for index, located in enumerate(sources) for _ in located.files], dtype=np.int64)
-    rows = mix(source_of_file[train.source_of], weights, seed=seed)
-    if not len(rows):
-        raise DataError("the weights leave no row", where="data.train", hint="raise a weight")
+    rows = weighted_rows(source_of_file[train.source_of], weights, seed)
     say(f"train: {len(rows)} rows an epoch by weight")
     return train.select(rows)
+
+
+def weighted_rows(sources: Indices, weights: Sequence[float], seed: int) -> Indices:
+    """The rows of an epoch, by the source of each row. Raises DataError where there are none."""
+    rows = mix(sources, weights, seed=seed)
+    if not len(rows):
+        raise DataError("the weights leave no row", where="data.train", hint="raise a weight")
+    return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rankzero.data.inspect.statistics import TokenCounts, stepped
 from rankzero.data.rows.conversation import Conversation
@@ -25,6 +26,14 @@ class Tokens:
     rules: TokenRules
 
 
+class Counted(NamedTuple):
+    """The counts of a chunk, what the template refuses, and the examples that are trained."""
+
+    counts: TokenCounts
+    problems: list[RowProblem]
+    kept: list[Conversation]
+
+
 class TokenCounter:
     """One worker's."""
 
@@ -34,29 +43,34 @@ class TokenCounter:
         self._renderer = Renderer(tokens.parts, tokens.rules)
         self._encoder = Encoder(tokens.parts, replace(tokens.rules, max_length=self._cap, over_length="truncate"))
 
-    def count(self, examples: Sequence[Conversation], image_root: str = ".") -> tuple[TokenCounts, list[RowProblem]]:
-        """The counts, and what the template refuses. A row with a refused example is not counted at all."""
-        rendered: list[tuple[int, Rendered]] = []
+    def count(self, examples: Sequence[Conversation], image_root: str = ".") -> Counted:
+        """A row with a refused example is not counted at all."""
+        rendered: list[tuple[Conversation, Rendered]] = []
         problems: list[RowProblem] = []
         for example in examples:
             row = self._renderer.render(example, image_root)
             if isinstance(row, RowProblem):
                 problems.append(row)
             else:
-                rendered.append((example.line, row))
+                rendered.append((example, row))
         refused = {problem.line for problem in problems}
+        taken = [(example, row) for example, row in rendered if example.line not in refused]
         counts = TokenCounts(self._cap)
-        for encoded in self._encoder.encode([row for line, row in rendered if line not in refused]):
-            self._add(counts, encoded)
-        return counts, problems
+        kept = [
+            example
+            for (example, _), encoded in zip(taken, self._encoder.encode([row for _, row in taken]), strict=True)
+            if self._add(counts, encoded)
+        ]
+        return Counted(counts, problems, kept)
 
-    def _add(self, counts: TokenCounts, row: Row) -> None:
+    def _add(self, counts: TokenCounts, row: Row) -> bool:
+        """Count it. Returns whether it is trained."""
         counts.examples += 1
         counts.lengths[len(row.ids)] += 1
         dropped, tokens, supervised = fate(row, self._rules)
         if dropped:
             counts.dropped[dropped] += 1
-            return
+            return False
         counts.kept += 1
         counts.tokens += tokens
         if row.label is None:
@@ -68,6 +82,7 @@ class TokenCounter:
         if row.unopened:
             counts.unopened[row.unopened] += 1
         counts.notes.update(row.notes)
+        return True
 
 
 def fate(row: Row, rules: TokenRules) -> tuple[str, int, int]:

@@ -28,11 +28,12 @@ from rankzero.data.rows.chunks import Chunk, apart, lines
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
 from rankzero.data.rows.problems import KEPT, ProblemLog, RowProblem
-from rankzero.errors import DataError
+from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:  # `rankzero data check` starts without what it may not need
     from rankzero.data.cache.job import Job
     from rankzero.data.images.check import ImageReport
+    from rankzero.data.inspect.together import SeenRows, Together
     from rankzero.data.inspect.token_counts import Tokens
     from rankzero.data.read.locate import LocatedSource
     from rankzero.spec.run_spec import SourceSpec
@@ -60,6 +61,8 @@ class CheckOptions:
     """Chat rows to keep in the report."""
     keep: int = KEPT
     """Problems to keep whole."""
+    together: Together | None = None
+    """What a run asks of all rows; only where tokens are counted, which says what rows it keeps."""
 
 
 def check(
@@ -94,10 +97,14 @@ class _Check:
         self._late: dict[int, list[RowProblem]] = {}
         """By file: problems of rows that are found when the rows themselves are gone."""
         self._spread: set[str] = set()
+        self._seen: dict[bool, SeenRows] = {}
+        """Rows that are kept, by whether they are to be evaluated on."""
+        self._first_held_out = 0
 
     def run(self, sources: Sequence[SourceSpec], evaluation: Sequence[SourceSpec], show: ShowBytes) -> CheckReport:
         located = [source for given in sources if (source := self._locate(given))]
-        first_held_out = sum(len(source.files) for source in located)
+        self._first_held_out = sum(len(source.files) for source in located)
+        weights = [source.source.weight for source in located]
         located += [source for given in evaluation if (source := self._locate(given))]
         job = self._job(located)
         if self._options.quarantine is not None:
@@ -112,7 +119,7 @@ class _Check:
             if not rows[index] and job.located[job.source_of[index]].is_whole:
                 self._log.add(origin(path), [NO_ROWS])
         self._counts.require_whole()
-        duplicates = self._digests.find(first_held_out if evaluation else None)
+        duplicates = self._digests.find(self._first_held_out if evaluation else None)
         quarantined = None if quarantine is None else quarantine.rows
         return CheckReport(
             tuple(job.paths),
@@ -122,8 +129,18 @@ class _Check:
             images,
             quarantined,
             tuple(self._samples),
-            untrainable(self._counts, job.paths),
+            untrainable(self._counts, job.paths) or self._refused(job, weights),
         )
+
+    def _refused(self, job: Job, weights: Sequence[float]) -> tuple[Problem, ...]:
+        """Why rows that are all good are nothing together."""
+        if self._options.together is None or self._log.total or not self._seen:
+            return ()
+        from rankzero.data.inspect.together import SeenRows, refused
+
+        train, held_out = (self._seen.get(part) or SeenRows() for part in (False, True))
+        paths = [origin(path) for path in job.paths]
+        return refused(train, held_out, self._options.together, job.source_of, weights, paths)
 
     def _locate(self, source: SourceSpec) -> LocatedSource | None:
         """The files of a source that can be read; what is wrong with the others is noted."""
@@ -172,12 +189,21 @@ class _Check:
                 spec = job.spec_of(chunk.source)
                 yield _Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
 
-        wanted = _Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
+        wanted = _Wanted(
+            self._options.tokens,
+            self._options.images,
+            quarantine is not None,
+            self._options.samples > 0,
+            self._options.together is not None,
+        )
         for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.work, self._workers)):
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
             rows[chunk.source] += chunk.counts.rows
             self._log.add(origin(path), chunk.problems)
+            if chunk.seen is not None:
+                part = chunk.source >= self._first_held_out
+                self._seen.setdefault(part, type(chunk.seen)()).add(chunk.seen)
             self._digests.add(chunk.source, chunk.digests, chunk.lines)
             if quarantine is not None:
                 quarantine.add(path, chunk.bad_lines, chunk.problems)
@@ -241,6 +267,7 @@ class _Wanted:
     images: bool
     bad_lines: bool
     samples: bool
+    seen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +294,7 @@ class _Checked:
     images: list[tuple[str, str, int]] = field(default_factory=list)
     """The directory that each is below, its path and its row."""
     samples: list[Conversation] = field(default_factory=list)
+    seen: SeenRows | None = None
 
 
 def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
@@ -279,9 +307,9 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
 
     def check_chunk(task: _Task) -> _Checked:
         parsed = parse(task.chunk, task.format, task.columns)
-        good, problems, tokens = parsed.conversations, parsed.problems, None
+        good, problems, tokens, kept = parsed.conversations, parsed.problems, None, parsed.conversations
         if count_tokens is not None:
-            tokens, refused = count_tokens(good, task.image_root)
+            tokens, refused, kept = count_tokens(good, task.image_root)
             if refused:
                 problems = sorted([*problems, *refused], key=lambda problem: problem.line)
                 lost = {problem.line for problem in refused}
@@ -316,6 +344,11 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
         )
         if wanted.bad_lines and bad:
             done.bad_lines = [(number, line) for number, line in lines(task.chunk) if number in bad]
+        if wanted.seen:
+            from rankzero.data.inspect.together import SeenRows
+
+            done.seen = SeenRows()
+            done.seen.add_rows(task.chunk.source, kept)
         if wanted.images:
             done.images = images
         if wanted.samples:

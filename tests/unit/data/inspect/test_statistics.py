@@ -221,7 +221,7 @@ class TestTokens:
         rows.append({"prompt": "Ping", "completion": " pong" * shapes[0][0]})
         data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         parts, rules = take_apart(family_tokenizer(family)), TokenRules(max_length, over_length, answers_alone)
-        counts, problems = TokenCounter(Tokens(parts, rules)).count(parse(Chunk(0, 1, data), "auto").conversations)
+        counts, problems, _ = TokenCounter(Tokens(parts, rules)).count(parse(Chunk(0, 1, data), "auto").conversations)
         trained = chunk_encoder(parts, rules)(Task(Chunk(0, 1, data), "auto", True))
         assert problems == trained.problems
         if problems:
@@ -236,15 +236,15 @@ class TestTokens:
     def test_lengths_are_those_before_the_cut(self) -> None:
         parts = take_apart(family_tokenizer("smollm2"))
         rows = examples(user_assistant("Ping", "pong " * 400), user_assistant("Ping", "pong"))
-        long, _ = TokenCounter(Tokens(parts, TokenRules(max_length=4096))).count(rows)
-        short, _ = TokenCounter(Tokens(parts, TokenRules(max_length=128))).count(rows)
+        long = TokenCounter(Tokens(parts, TokenRules(max_length=4096))).count(rows).counts
+        short = TokenCounter(Tokens(parts, TokenRules(max_length=128))).count(rows).counts
         assert short.lengths == long.lengths and max(short.lengths) > 400
         assert short.truncated == 1 and short.cut_tokens == max(short.lengths) - 128
         assert short.as_json()["histogram"] == [[b.low, b.high, b.count] for b in histogram(short.lengths)]
 
     def test_a_very_long_row_is_counted_up_to_a_bound(self) -> None:
         parts = take_apart(family_tokenizer("smollm2"))
-        counts, _ = TokenCounter(Tokens(parts, TokenRules(max_length=128))).count(
+        counts, *_ = TokenCounter(Tokens(parts, TokenRules(max_length=128))).count(
             examples(user_assistant("Ping", "pong " * 30_000))
         )
         assert counts.lengths == {16_384: 1} and counts.truncated == 1 and counts.tokens == 128
@@ -252,5 +252,5 @@ class TestTokens:
     def test_a_row_with_a_refused_example_is_not_counted(self) -> None:
         parts = take_apart(family_tokenizer("mistral"))
         good, bad = examples(user_assistant("q", "a"), chat(("user", "q"), ("user", "r"), ("assistant", "a")))
-        counts, problems = TokenCounter(Tokens(parts, TokenRules())).count([good, bad, good])
+        counts, problems, _ = TokenCounter(Tokens(parts, TokenRules())).count([good, bad, good])
         assert [problem.line for problem in problems] == [2] and counts.examples == 2
