@@ -71,6 +71,12 @@ CASES: list[tuple[Any, str, Row]] = [
         {"question": "q", "answer": "a"},
     ),
     ({"text": "a", "sentence": "b", "label": 1}, "columns: {text: sentence}", {"sentence": "b", "label": 1}),
+    (
+        {"premise": "p", "hypothesis": "h", "label": 1},
+        "join `premise`, `hypothesis` as `text`",
+        {"text": "p\nh", "label": 1},
+    ),
+    ({"review": "t", "label": "pos", "id": "7"}, "--columns text=review ", {"text": "t", "label": "pos"}),
     ({"text": "t", "label": 0.5}, "labels are like 0, 1", {"text": "t", "label": 1}),
     ({"text": "t", "label": " "}, "name its class", {"text": "t", "label": "class"}),
     (GOOD | {"label": True}, "without the key", GOOD),

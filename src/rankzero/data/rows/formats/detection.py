@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankzero.data.rows.formats.format import SEEN, Claim, Format, Keys, Row
-from rankzero.data.rows.formats.guess import as_field, as_flag, likely_columns
+from rankzero.data.rows.formats.guess import as_field, as_flag, labelled_texts, likely_columns
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -93,6 +93,8 @@ class Detector:
         likely = {} if nulls else likely_columns(row, self.telling)
         if likely:
             accepted = f"likely: {as_flag(likely)} (in a run spec, data.train: [{{path: …, {as_field(likely)}}}])"
+        elif not nulls and len(labelled := labelled_texts(row) or ()) > 1:
+            accepted = f"task classify puts one text into a class: join {listed(labelled)} as `text`"
         return RowProblem(line, "unknown row shape", what, accepted)
 
 

@@ -33,7 +33,9 @@ def likely_columns(row: Mapping[str, Any], telling: Sequence[str]) -> dict[str, 
             ours = next((ours for sign, ours in _TURNS.items() if sign in value[0]), None)
             if ours is not None:
                 return {ours: key}
-    texts = [key for key, value in row.items() if isinstance(value, str) and not _NAMES & _words(key)]
+    if (labelled := labelled_texts(row)) is not None:  # as prompt and completion nothing would read the label
+        return {"text": labelled[0]} if len(labelled) == 1 else {}
+    texts = _texts(row)
     ask = _named(texts, _ASKS)
     answer = _named([key for key in texts if key != ask], _ANSWERS)
     if ask and answer:
@@ -43,6 +45,18 @@ def likely_columns(row: Mapping[str, Any], telling: Sequence[str]) -> dict[str, 
         return {"prompt": first, "completion": second}
     text = _named(texts, _TEXTS) or (texts[0] if len(texts) == len(row) == 1 else None)
     return {"text": text} if text else {}
+
+
+def labelled_texts(row: Mapping[str, Any]) -> list[str] | None:
+    """The keys of what a row puts into a class; None where it has no label that could be one's."""
+    label = row.get("label")
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        return None
+    return [key for key in _texts(row) if key != "label"]
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in row.items() if isinstance(value, str) and not _NAMES & _words(key)]
 
 
 def as_flag(columns: Mapping[str, str]) -> str:

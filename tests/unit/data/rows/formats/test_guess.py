@@ -30,6 +30,8 @@ TELLING = Detector(tuple(FORMATS.values())).telling
         ({"prompt": "?", "completon": "!"}, {"completion": "completon"}),
         ({"chosenn": "!", "rejected": "?"}, {"chosen": "chosenn"}),
         ({"title": "a", "pages": 3}, {}),
+        ({"premise": "a", "hypothesis": "b", "label": 1}, {}),
+        ({"question": "a", "reply": "b", "label": "same"}, {}),
         ({"x": "a", "y": "b", "z": "c"}, {}),
         ({"n": 1}, {}),
         ({}, {}),
@@ -45,6 +47,8 @@ def test_proposals(row: dict[str, Any], columns: dict[str, str]) -> None:
         {"question": "?", "reply": "!"},
         {"frage, bitte": "?", "Die Antwort": "!"},
         {"line": "a"},
+        {"review": "a", "label": 1},
+        {"opinion": "a", "label": "good", "source": "web"},
         {
             "question": "?",
             "reply": "!",
@@ -61,4 +65,4 @@ def test_what_the_hint_proposes_reads_the_row(row: dict[str, Any]) -> None:
     assert f"likely: {flag} (in a run spec" in problems[0].hint
     names = column_map([flag.removeprefix("--columns ").strip("'")])
     _, read = convert(rename(row, names), 3)
-    assert isinstance(read, Conversation)
+    assert isinstance(read, Conversation) and read.label == row.get("label")
