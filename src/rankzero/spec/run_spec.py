@@ -161,7 +161,8 @@ class DataSpec(Section):
     streaming_cache_gb: Annotated[float, Field(gt=0)] = 4.0
     """With streaming: how much disk, in GB, tokenised rows take at most on each node."""
     labels: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
-    """task classify: the classes by number, [negative, positive]. Absent: those of the training rows, sorted."""
+    """task classify: the classes by number, [negative, positive]. Absent: those of the training rows, sorted.
+    Rows whose label is -1 have none and are left out, unless -1 is listed here."""
     image_max_tokens: PositiveInt | None = None
     """Most tokens that one image becomes; larger images are scaled down. Absent: as the model's processor has it."""
     chat_template: str | None = None

@@ -312,7 +312,7 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
         "nothing_to_train": 'every assistant turn says "loss": false (or "weight": 0)',
         "image_cut_off": f"with their images the rows are longer than data.max_length ({rules.max_length}): raise it, "
         "or lower data.image_max_tokens",
-        UNLABELLED: 'every "label" is null or -1',
+        UNLABELLED: 'every "label" is null or -1; where -1 is a class, data.labels names it',
     }
     reasons = ", ".join(f"{count} × {reason}" for reason, count in stats.dropped.items())
     most = max(stats.dropped, key=lambda reason: stats.dropped[reason])

@@ -21,12 +21,13 @@ from rankzero.data.cache.tokenize import Shard, TokenRules, cached, prepare, pre
 from rankzero.data.progress import Progress
 from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.network import RealNetwork
+from rankzero.data.rows.formats.classification import UNLABELLED
 from rankzero.data.tokens.image_tokens import ImageRules
 from rankzero.data.tokens.tokenizer import Tokenizer
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
-from rankzero.wording import named_counts
+from rankzero.wording import counted, named_counts
 
 ShowProgress = Callable[[str, Sequence[LocatedSource]], AbstractContextManager[Progress]]
 """Opens a progress bar for what is read next; advanced by bytes."""
@@ -55,6 +56,7 @@ def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
         train_on=data.train_on,
         reasoning=data.reasoning,
         template_kwargs=data.chat_template_kwargs,
+        minus_one_is_a_class="-1" in (data.labels or ()),
     )
 
 
@@ -102,6 +104,9 @@ def training_data(
             f"{label}: {len(dataset)} rows, {stats.tokens} tokens{trained}; "
             f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"
         )
+        if unlabelled := stats.dropped.get(UNLABELLED):
+            why = "their label is null or -1; where -1 is a class, data.labels names it"
+            warn(f"{label}: {counted(unlabelled, 'row')} left out: {why}")
         for note, rows in stats.notes.items():
             say(f"{label}: {rows} rows: {note}")
         if stats.ignored_keys:

@@ -39,9 +39,11 @@ class Parsed:
     ignored_keys: Counter[str] = field(default_factory=Counter)
 
 
-def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -> Parsed:
+def parse(
+    chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None, *, minus_one_is_a_class: bool = False
+) -> Parsed:
     """Every row of the chunk in the `wanted` format ("auto": each row's own); `columns` are the data's names for keys,
-    by ours."""
+    by ours. `minus_one_is_a_class`: a label like others, and not that there is none."""
     parsed = Parsed()
     for index, (number, line) in enumerate(lines(chunk)):
         if chunk.problems and index in chunk.problems:
@@ -56,7 +58,10 @@ def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -
         if isinstance(found, list):
             parsed.problems += found
             continue
-        _count(parsed, found.original, found.row, found.name, found.result)
+        result = found.result
+        if minus_one_is_a_class and isinstance(result, Noted):
+            result = result.if_minus_one_is_a_class or result
+        _count(parsed, found.original, found.row, found.name, result)
         parsed.rules.update([UNREAD_NAN] if found.has_nan else ())
         parsed.rules.update([chunk.rules[index]] if index in chunk.rules else ())
         if wanted == "auto" and found.name not in parsed.reasons:

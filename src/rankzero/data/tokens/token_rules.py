@@ -28,10 +28,14 @@ class TokenRules:
     train_on: TrainOn = "all_turns"
     reasoning: Reasoning = "keep"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    minus_one_is_a_class: bool = False
+    """Of rows with labels: -1 is one of data.labels, else it says that there is none."""
 
     def as_json(self) -> dict[str, Any]:
         """For fingerprints and manifests."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.minus_one_is_a_class:  # as it was before there was a choice, so that what was tokenised is found
+            del values["minus_one_is_a_class"]
         return {
             **values,
             "vision": None if self.vision is None else self.vision.fingerprint,

@@ -15,7 +15,7 @@ from rankzero.data.batches.collators.text import LabelledText
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.labels import label_codes, label_set
 from rankzero.data.cache.tokenize import TokenRules, prepare, tokenizer_fingerprint
-from rankzero.data.cache.training_data import TrainingData, training_data
+from rankzero.data.cache.training_data import TrainingData, token_rules, training_data
 from rankzero.data.progress import no_progress
 from rankzero.errors import ConfigError, DataError
 from rankzero.spec.run_spec import RunSpec, SourceSpec
@@ -234,6 +234,20 @@ def test_of_a_spec(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
     assert data.eval is not None and len(data.train) + len(data.eval) == 14
     assert "14 rows dropped as duplicates" in said[1] and said[0].startswith("train: 28 rows")
     assert label_set(data.train, None) == ("a", "b")
+
+
+@pytest.mark.parametrize("minus_one", [-1, "-1"])
+def test_every_class_that_is_named_and_occurs_is_counted(
+    tokenizer: Any, own_cache: Path, tmp_path: Path, minus_one: Any
+) -> None:
+    """-1 too; null has no label all the same."""
+    path = labelled(tmp_path / "a.jsonl", minus_one, 0, 1, minus_one, None)
+    spec = RunSpec.model_validate(
+        {"task": "classify", "model": {"name": "m"}, "data": {"train": path, "labels": ["-1", "0", "1"]}}
+    )
+    dataset = prepare([SourceSpec(path=path)], tokenizer, token_rules(spec), own_cache)
+    assert label_codes(dataset, ("-1", "0", "1")).tolist() == [0, 1, 2, 0]
+    assert dataset.stats.dropped == {"unlabelled": 1}
 
 
 def test_unlabelled_rows_are_left_out(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_labelled_rows(cli: Cli, classifier: Path, tmp_path: Path) -> None:
     assert "trained" not in cli(f"data prepare {file} data.max_length=64").out
 
 
+def test_minus_one_is_a_class_where_it_is_named(cli: Cli, classifier: Path, tmp_path: Path) -> None:
+    rows = [{"text": "a dull film", "label": label} for label in (-1, 0, 1, None)]
+    file = run_file(tmp_path, rows, classifier, task="classify", data={"labels": ["-1", "0", "1"]})
+    found = of_json(cli, f"data check {file} --json")
+    assert found["labels"] == {"-1": 1, "0": 1, "1": 1} and found["dropped"] == {"unlabelled": 1}
+    shown = cli(f"data show {file}")
+    assert shown.code == 0 and "rows.jsonl:1" in shown.out
+    without = of_json(cli, f"data check {file} data.labels=null --json")
+    assert without["labels"] == {"0": 1, "1": 1} and without["dropped"] == {"unlabelled": 2}
+
+
 def test_rows_without_a_label_are_bad_for_a_classifier(cli: Cli, classifier: Path, tmp_path: Path) -> None:
     rows = [{"text": "a dull film", "label": 0}, user_assistant("q", "a"), {"text": "b", "label": 1}]
     done = cli(f"data check {run_file(tmp_path, rows, classifier, task='classify')}")

@@ -14,7 +14,7 @@ _TEXTS = (frozenset({"text"}), frozenset({"sentence"}))
 SHAPE = '{"text": "…", "label": 1}'
 
 UNLABELLED = "unlabelled"
-"""Rows whose label is null or -1, as in the test parts of GLUE."""
+"""Rows whose label is null or -1, as in the test parts of GLUE; -1 is a class where data.labels names it."""
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -29,7 +29,8 @@ def to_conversation(row: Row, line: int) -> Result:
     if "label" not in row:
         return [*problems, RowProblem(line, "no label", "the row has no `label`", f"expected: {SHAPE}")]
     label = row["label"]
-    if label is None or (not isinstance(label, bool) and label in (-1, "-1")):
+    minus_one = not isinstance(label, bool) and label in (-1, "-1")
+    if label is None or (minus_one and problems):
         return problems or Noted((), dropped=UNLABELLED)
     if isinstance(label, bool) or not isinstance(label, (int, str)):
         what = f"`label` is {kind(label)}, not a number without fraction or a string"
@@ -38,7 +39,10 @@ def to_conversation(row: Row, line: int) -> Result:
         problems.append(RowProblem(line, "bad label", "`label` has no text", "remove the row, or name its class"))
     if isinstance(text, RowProblem) or problems:
         return problems
-    return Conversation((Message("prompt", text),), False, line, id=read_id(row), label=label)
+    conversation = Conversation((Message("prompt", text),), False, line, id=read_id(row), label=label)
+    if minus_one:
+        return Noted((), dropped=UNLABELLED, if_minus_one_is_a_class=conversation)
+    return conversation
 
 
 def _labelled(row: Row, _keys: Set[str], _line: int) -> bool:

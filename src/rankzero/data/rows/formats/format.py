@@ -35,6 +35,8 @@ class Noted:
     conversations: tuple[Conversation, ...]
     rules: tuple[str, ...] = ()
     dropped: str = ""
+    if_minus_one_is_a_class: Conversation | None = None
+    """What the row is then, instead of left out."""
 
 
 Result = Conversation | tuple[Conversation, ...] | Noted | list[RowProblem]

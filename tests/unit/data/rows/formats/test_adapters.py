@@ -236,7 +236,9 @@ class TestClassification:
     def test_rows_without_a_label_are_left_out_by_name(self, label: Any) -> None:
         from rankzero.data.rows.formats import Noted, convert
 
-        assert convert({"text": "t", "label": label}, 7) == ("classification", Noted((), dropped="unlabelled"))
+        name, result = convert({"text": "t", "label": label}, 7)
+        assert name == "classification" and isinstance(result, Noted)
+        assert (result.conversations, result.dropped) == ((), "unlabelled")
 
     @pytest.mark.parametrize(
         ("row", "found"),
