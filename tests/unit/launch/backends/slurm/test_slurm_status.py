@@ -1,0 +1,307 @@
+"""How runs of Slurm are judged: while they wait, run and stop, how they ended, and what kept them from beginning."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankzero.launch.backend import LogQuery
+from tests.unit.launch.backends.slurm.conftest import Site, prepared
+from tests.unit.launch.backends.slurm.fake_slurm import FakeJob
+
+
+def test_from_the_queue_to_the_end(site: Site) -> None:
+    site.submit()
+    site.becomes("PENDING", "Resources")
+    waits = site.status()
+    assert (waits.phase, waits.verdict) == ("Pending", "job 17 waits for free nodes (Resources)")
+    site.becomes("RUNNING")
+    site.note(0, "begin")
+    assert site.status().phase == "Starting", "the other node has not begun"
+    site.note(1, "begin")
+    line = "2026-11-22T11:31:00.000000Z 11:31:00 [TRAIN] step 3/10 loss 5.9514 2,175 tok/s ep 0.20 ETA 0:02\n"
+    site.log(0, line)
+    runs = site.status()
+    assert (runs.phase, runs.step, runs.total_steps) == ("Running", 3, 10)
+    assert [(node.state, node.host) for node in runs.nodes] == [("Running", "host0"), ("Running", "host1")]
+    for node in (0, 1):
+        site.note(node, "end 0", words={"outcome": "done", "exit_code": 0, "step": 10, "total_steps": 10})
+    assert site.status().phase == "Stopping", "its job has not ended"
+    site.becomes("COMPLETED")
+    done = site.status()
+    assert (done.phase, done.exit_code, done.step) == ("Succeeded", 0, 10)
+    assert [evidence.run for evidence in site.backend.runs()] == ["r"]
+    del site.slurm.jobs["17"]
+    assert site.status().phase == "Succeeded", "Slurm forgets a job after some minutes"
+
+
+def test_a_run_that_is_queued_again_is_not_over(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.becomes("COMPLETING")
+    assert site.status().phase == "Stopping"
+    site.becomes("PENDING", "BeginTime", restarts=1)
+    again = site.status()
+    assert again.phase == "Pending" and again.exit_code is None and again.restarts == 2
+    assert [finding.code for finding in again.findings] == ["slurm-requeued"]
+    site.becomes("RUNNING", restarts=1)
+    assert site.status().phase == "Starting"
+    for node in (0, 1):
+        site.note(node, "begin", restart=1)
+    assert site.status().phase == "Running"
+
+
+def test_a_node_that_is_started_again_in_its_place(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    site.note(0, "begin", "end 197", "begin")
+    site.note(1, "begin")
+    seen = site.status()
+    assert (seen.phase, seen.restarts) == ("Running", 1)
+    (pod,) = [one for one in site.backend.collect("r").pods if one["metadata"]["name"] == "r-0"]
+    (container,) = pod["status"]["containerStatuses"]
+    assert container["lastState"]["terminated"]["exitCode"] == 197
+
+
+def test_a_stopped_run(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.becomes("FAILED", "NonZeroExitCode")
+    stopped = site.status()
+    assert (stopped.phase, stopped.exit_code) == ("Stopped", 75)
+    assert [finding.code for finding in stopped.findings] == ["stopped"]
+
+
+def test_a_node_that_lost_its_peers_while_all_were_stopping_has_stopped(site: Site) -> None:
+    site.submit()
+    lost = {"outcome": "peer_lost", "exit_code": 69, "what": "another process is gone", "checkpoint": 4}
+    site.note(0, "begin", "end 75", words=lost)
+    site.note(1, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
+
+
+def test_what_the_run_itself_says_comes_first(site: Site) -> None:
+    site.submit()
+    said = {"outcome": "failed", "exit_code": 65, "what": "row 7 has no answer", "where": "train.jsonl:7"}
+    site.note(0, "begin", "end 65", words=said)
+    site.note(1, "begin", "end 65", words={**said, "what": "node 0 failed"})
+    site.becomes("FAILED", "NonZeroExitCode")
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", 65)
+    assert failed.verdict == "node 0 failed: train.jsonl:7: row 7 has no answer"
+
+
+def test_a_line_of_setup_that_failed_is_the_verdict(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        said = {"outcome": "failed", "where": "slurm.setup", "what": "this line failed: module load nope"}
+        site.note(node, "begin", "end 1", words=said)
+    site.becomes("FAILED", "NonZeroExitCode")
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", 1)
+    assert "slurm.setup: this line failed: module load nope" in failed.verdict
+
+
+def test_what_could_not_be_started_says_the_end_of_the_log(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 1")
+        site.log(node, "/usr/bin/python3: No module named rankzero\n")
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert "No module named rankzero" in " ".join((site.status().verdict, *site.status().findings[0].evidence))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "severity", "says"),
+    [
+        ("Resources", "slurm-waiting", "waiting", "waits for free nodes"),
+        ("Priority", "slurm-waiting", "waiting", "squeue --start --jobs=17"),
+        ("BeginTime", "slurm-requeued", "waiting", "continues from its newest checkpoint"),
+        ("Dependency", "slurm-singleton", "waiting", "job before it"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "slurm-nodes-down", "waiting", "UnavailableNodes:n1"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "slurm-nodes-down",
+            "waiting",
+            "sinfo --list-reasons",
+        ),
+        ("Reservation", "slurm-reservation", "waiting", "scontrol show reservation"),
+        ("PartitionDown", "slurm-partition-down", "waiting", "slurm.partition"),
+        ("PartitionTimeLimit", "slurm-time-limit-too-long", "broken", "slurm.time_limit_seconds"),
+        ("PartitionConfig", "slurm-impossible", "broken", "num_nodes"),
+        ("PartitionNodeLimit", "slurm-impossible", "broken", "num_nodes"),
+        ("BadConstraints", "slurm-impossible", "broken", "slurm.constraint"),
+        ("JobHeldUser", "slurm-held", "broken", "scontrol release 17"),
+        ("JobHeldAdmin", "slurm-held", "broken", "administrator"),
+        ("launch failed requeued held", "slurm-launch-failed", "broken", "scontrol release 17"),
+        ("JobHoldMaxRequeue", "slurm-launch-failed", "broken", "slurmd"),
+        ("AccountNotAllowed", "slurm-account", "broken", "slurm.account"),
+        ("InvalidQOS", "slurm-qos", "broken", "slurm.qos"),
+        ("Licenses", "slurm-licenses", "waiting", "licenses"),
+        ("QOSMaxGRESPerUser", "slurm-limit-shared", "waiting", "nproc_per_node"),
+        ("QOSMaxGRESPerJob", "slurm-limit", "broken", "lower num_nodes or nproc_per_node"),
+        ("QOSMaxNodePerUserLimit", "slurm-limit-shared", "waiting", "num_nodes"),
+        ("QOSMaxWallDurationPerJobLimit", "slurm-limit", "broken", "lower slurm.time_limit_seconds"),
+        ("QOSMaxMemoryPerJob", "slurm-limit", "broken", "lower resources.memory"),
+        ("QOSMaxJobsPerUserLimit", "slurm-limit-shared", "waiting", "until others of them end; "),
+        ("QOSGrpGRES", "slurm-limit-shared", "waiting", "of its quality of service"),
+        ("AssocGrpCPUMinutesLimit", "slurm-limit-shared", "waiting", "of its account or user"),
+        ("AssocMaxCpuPerJobLimit", "slurm-limit", "broken", "lower resources.cpu"),
+        ("MaxJobsPerAccount", "slurm-limit-shared", "waiting", "counts other jobs too"),
+        ("SomethingNew", "slurm-held-back", "waiting", "waits (SomethingNew)"),
+    ],
+)
+def test_each_reason_has_a_verdict_and_a_fix(site: Site, reason: str, code: str, severity: str, says: str) -> None:
+    site.submit()
+    site.becomes("PENDING", reason)
+    seen = site.status()
+    (finding,) = seen.findings
+    assert (finding.code, finding.severity) == (code, severity)
+    assert says in f"{finding.cause} {finding.fix}" and "17" in finding.cause
+    assert "{" not in finding.cause + finding.fix
+    assert seen.verdict == finding.cause
+
+
+@pytest.mark.parametrize(
+    ("state", "begun", "code", "phase"),
+    [
+        ("TIMEOUT", True, "slurm-timeout", "Failed"),
+        ("PREEMPTED", True, "slurm-preempted", "Failed"),
+        ("NODE_FAIL", True, "slurm-node-fail", "Failed"),
+        ("BOOT_FAIL", False, "slurm-boot-fail", "Failed"),
+        ("DEADLINE", False, "slurm-deadline", "Failed"),
+        ("OUT_OF_MEMORY", True, "oom-limit", "Failed"),
+        ("CANCELLED", True, "slurm-cancelled", "Failed"),
+        ("CANCELLED", False, "stopped", "Stopped"),
+        ("REQUEUE_HOLD", False, "slurm-held", "Pending"),
+        ("SUSPENDED", True, "slurm-suspended", "Running"),
+    ],
+)
+def test_each_end_that_slurm_makes_has_one_too(site: Site, state: str, begun: bool, code: str, phase: str) -> None:
+    site.submit()
+    for node in (0, 1) if begun else ():
+        site.note(node, "begin")
+    site.becomes(state)
+    seen = site.status()
+    assert (seen.phase, [finding.code for finding in seen.findings]) == (phase, [code])
+
+
+def test_a_node_that_has_failed_is_the_verdict_while_the_others_are_still_there(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    site.note(0, "begin")
+    said = {"outcome": "failed", "where": "slurm.setup", "what": "this line failed: module load nope"}
+    site.note(1, "begin", "end 1", words=said)
+    site.log(0, "2026-11-22T11:31:00.000000Z [NODE] waiting for node 1 of 2: 300 s; gives up after 30 min\n")
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == ("Starting", None)
+    assert "slurm.setup: this line failed: module load nope" in seen.verdict
+    assert [node.state for node in seen.nodes] == ["Running", "Exit 1"]
+    site.note(0, "end 75", words={"outcome": "stopped", "exit_code": 75})
+    assert (site.status().phase, site.status().verdict) == ("Stopping", seen.verdict)
+    site.becomes("COMPLETING")
+    assert (site.status().phase, site.status().verdict) == ("Stopping", seen.verdict)
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert (site.status().phase, site.status().exit_code, site.status().verdict) == ("Failed", 1, seen.verdict)
+
+
+def test_a_node_that_is_done_before_the_others_is_nothing_to_say(site: Site) -> None:
+    """Node 0 may copy results for long."""
+    site.submit()
+    site.becomes("RUNNING")
+    site.note(0, "begin")
+    site.note(1, "begin", "end 0", words={"outcome": "done", "exit_code": 0})
+    assert (site.status().phase, site.status().findings) == ("Running", ())
+    assert [node.state for node in site.status().nodes] == ["Running", "Completed"]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_job_that_does_not_come_to_its_end_is_slurms_affair(site: Site, code: int, state: str) -> None:
+    """Its notes are of long ago here."""
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", f"end {code}")
+    site.becomes(state)
+    (finding,) = site.status().findings
+    assert (site.status().phase, finding.code, finding.severity) == ("Stopping", "slurm-completing", "waiting")
+    assert "job 17" in finding.cause and "scontrol show job 17" in finding.fix
+
+
+def test_a_job_that_cannot_be_placed_may_be_ended_at_once(site: Site) -> None:
+    site.submit()
+    site.becomes("FAILED", "BadConstraints")
+    assert [finding.code for finding in site.status().findings][0] == "slurm-impossible"
+
+
+def test_a_job_that_slurm_has_forgotten(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin")
+    site.note(1, "begin")
+    site.slurm.jobs.clear()
+    seen = site.status()
+    assert seen.phase == "Failed" and seen.findings[0].code == "slurm-forgotten"
+
+
+PYXIS = """\
+slurmstepd: error: pyxis: child 4411 failed with error code: 1
+slurmstepd: error: pyxis: failed to import docker image
+slurmstepd: error: pyxis: printing enroot log file:
+slurmstepd: error: pyxis:     [ERROR] URL https://registry.example/v2/team/rankzero returned error code: 404 Not Found
+slurmstepd: error: pyxis: couldn't start container
+srun: error: host0: task 0: Exited with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (PYXIS, "returned error code: 404 Not Found"),
+        ("srun: unrecognized option '--container-image=x.sqsh'\n", "unrecognized option '--container-image=x.sqsh'"),
+        ("", "NonZeroExitCode"),
+    ],
+)
+def test_what_kept_srun_from_starting_the_nodes_is_the_verdict(site: Site, said: str, told: str) -> None:
+    site.submit()
+    (site.root / "slurm-r.log").write_text(said)
+    site.becomes("FAILED", "NonZeroExitCode")
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == ("Failed", 70)
+    assert [finding.code for finding in seen.findings] == ["slurm-not-started"]
+    assert told in seen.verdict and "before its nodes began" in seen.verdict and "SIGTERM" not in seen.verdict
+    assert [line.text for line in site.backend.logs("r", LogQuery())] == said.splitlines(), "once"
+    assert [line.text for line in site.backend.logs("r", LogQuery(node=1, tail=1))] == said.splitlines()[-1:]
+    assert list(site.backend.logs("r", LogQuery(follow=True)))[-1:] == list(site.backend.logs("r", LogQuery()))[-1:]
+
+
+def test_a_start_before_that_has_no_part_in_it(site: Site) -> None:
+    """Its log and its last words are there still."""
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+        site.log(node, "saved at step 4\n")
+    (site.root / "slurm-r.log").write_text("an older line\n" + PYXIS)
+    site.becomes("FAILED", "NonZeroExitCode", restarts=1)
+    assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
+    assert "404 Not Found" in site.status().verdict
+    site.note(0, "begin", restart=1)
+    assert "before node 1 began" in site.status().verdict
+
+
+def test_a_known_sign_in_what_srun_says_comes_first(site: Site) -> None:
+    site.submit()
+    said = "slurmstepd: error: pyxis: nvidia-container-cli: initialization error: nvml error: driver not loaded\n"
+    (site.root / "slurm-r.log").write_text(said)
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert [finding.code for finding in site.status().findings] == ["gpu-runtime", "slurm-not-started"]
+
+
+def test_a_preparation_that_srun_could_not_start(site: Site) -> None:
+    prepared(site)()
+    (site.root / "slurm-r.log").write_text(PYXIS)
+    site.slurm.jobs = {"17": FakeJob("FAILED", "NonZeroExitCode"), "18": FakeJob("CANCELLED", "Dependency")}
+    assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
+    assert "job 17 ended before its preparation began" in site.status().verdict
+    assert "404 Not Found" in site.status().verdict
