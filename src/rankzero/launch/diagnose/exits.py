@@ -10,6 +10,7 @@ from rankzero.launch.diagnose.config import explains as is_config
 from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.memory import explains as is_memory
 from rankzero.launch.diagnose.network import explains as is_network
+from rankzero.launch.diagnose.network import follows_another
 from rankzero.launch.diagnose.remedies import remedies, told
 from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
 from rankzero.launch.diagnose.signs import explains as is_sign
@@ -20,8 +21,6 @@ from rankzero.launch.log_lines import SaidError, last_error
 from rankzero.launch.pods import Ended, Pod
 from rankzero.wording import counted
 
-_PEER = re.compile(r"node \d+ (?:failed|was lost|is gone|was stopped|was started again)")
-"""A node that only follows another one leaves with that one's exit code."""
 _GATED = re.compile(r"(?i)\bgated\b|\b401\b|\b403\b|awaiting a review|unauthorized|restricted access")
 _NO_SPACE = re.compile(r"(?i)no space left|disk quota exceeded|disk is full|ENOSPC")
 _READ_ONLY = re.compile(r"(?i)read-only file system|permission denied|\bEACCES\b|not permitted")
@@ -72,7 +71,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
 def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
     if end.code in (0, None) or any(explains(joined, pod, end) for explains in (is_memory, is_sign, is_network)):
         return None
-    if end.words is not None and (end.words.outcome == "peer_lost" or _PEER.match(end.words.what)):
+    if end.words is not None and follows_another(end):
         return Finding(
             "peer-lost",
             severity,

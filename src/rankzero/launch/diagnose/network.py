@@ -49,6 +49,8 @@ _HOST = re.compile(
     r"|the name )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
     r"|(?P<pod>\b[a-z0-9][a-z0-9-]*-\d+\.[a-z0-9][\w.-]*)"
 )
+_PEER = re.compile(r"node \d+ (?:failed|was lost|is gone|was stopped|was started again)")
+"""A node that only follows another one leaves with that one's exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,17 @@ class _Sign:
 def explains(joined: JoinedEvidence, pod: Pod, end: Ended) -> bool:
     """Whether an ending is a matter of this module."""
     return _sign(joined, pod, end) is not None
+
+
+def waited_in_vain(joined: JoinedEvidence, pod: Pod, end: Ended) -> bool:
+    """Whether it ended because other nodes did not come."""
+    sign = _sign(joined, pod, end)
+    return sign is not None and sign.code == "rendezvous-timeout"
+
+
+def follows_another(end: Ended) -> bool:
+    """Whether it left because another node did."""
+    return end.words is not None and (end.words.outcome == "peer_lost" or bool(_PEER.match(end.words.what)))
 
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, Severity, span
+from rankzero.launch.diagnose.network import follows_another, waited_in_vain
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.kinds.slurm import CONDITION, NOT_STARTED, SUBMITTING, UNKNOWN
 from rankzero.launch.labels import PREPARE_ROLE
@@ -206,6 +208,8 @@ _ENDINGS: dict[str, tuple[str, str, str]] = {
 _LATE_SECONDS = 120
 """How long after its last node a job may take to end, or to be queued again."""
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd(?:-\S+)?|slurmd): (?:error: |fatal: )*(?:pyxis: )?")
+_SIGTERM_CODE = 143
+"""Also of a node that has noted no end."""
 _MOST_WORDS = 6
 """Lines of the batch script's log in a verdict."""
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -244,7 +248,8 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         return _of_waiting(reason)
     if state == "FAILED" and reason.startswith("BadConstraints"):
         return _of_waiting(reason)
-    if kept := [pod for pod in joined.newest if pod.reason == NOT_STARTED]:
+    kept = [pod for pod in joined.newest if pod.reason == NOT_STARTED]
+    if kept and not any(_failed_by_itself(joined, pod) for pod in joined.newest):
         cause = f"job {{job}} ended before {_parts(joined, kept)} began: {_last_words(kept[0]) or reason}"
         fix = (
             "`rankzero logs` shows what srun said; correct slurm.runtime, slurm.image or slurm.options in cluster.yaml"
@@ -267,6 +272,15 @@ def _late(joined: JoinedEvidence) -> float | None:
     since = [seconds_between(pod.deleting_since, joined.now) for pod in joined.newest]
     waited = min((one for one in since if one is not None), default=None)
     return waited if None not in since and waited is not None and waited > _LATE_SECONDS else None
+
+
+def _failed_by_itself(joined: JoinedEvidence, pod: Pod) -> bool:
+    """Whether it failed for what others are then ended for, before they begin or after. Not so a node that waited for
+    one that never came, and one that was ended before it could say how."""
+    end = pod.ended
+    if pod.reason == NOT_STARTED or end is None or end.code in (0, ExitCode.STOPPED, _SIGTERM_CODE):
+        return False
+    return not follows_another(end) and not waited_in_vain(joined, pod, end)
 
 
 def _parts(joined: JoinedEvidence, pods: list[Pod]) -> str:

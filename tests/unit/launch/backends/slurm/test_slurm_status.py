@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from rankzero.errors import ExitCode
 from rankzero.launch.backend import LogQuery
 from tests.unit.launch.backends.slurm.conftest import Site, prepared
 from tests.unit.launch.backends.slurm.fake_slurm import FakeJob
@@ -288,6 +291,38 @@ def test_a_start_before_that_has_no_part_in_it(site: Site) -> None:
     assert "404 Not Found" in site.status().verdict
     site.note(0, "begin", restart=1)
     assert "before node 1 began" in site.status().verdict
+
+
+@pytest.mark.parametrize("code", sorted({*ExitCode, 1, 134, 137, 139} - {ExitCode.DONE, ExitCode.STOPPED}))
+def test_a_node_that_failed_is_the_verdict_and_not_one_that_was_ended_before_it_began(site: Site, code: int) -> None:
+    """Its image was still being fetched when the other node had failed, and all were asked to leave."""
+    site.submit()
+    words = {"outcome": "failed", "exit_code": code, "what": "what it said"} if code in {*ExitCode} else None
+    site.note(1, "begin", f"end {code}", words=words)
+    (site.root / "slurm-r.log").write_text("srun: error: host0: task 0: Terminated\n")
+    site.becomes("FAILED", "NonZeroExitCode")
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", code)
+    assert "node 1" in failed.verdict and "slurm-not-started" not in [finding.code for finding in failed.findings]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (69, {"outcome": "failed", "exit_code": 69, "what": "node 0 was not reached in 600 s"}),
+        (69, {"outcome": "peer_lost", "exit_code": 69, "what": "another process is gone"}),
+        (75, {"outcome": "stopped", "exit_code": 75}),
+        (0, {"outcome": "done", "exit_code": 0}),
+    ],
+)
+def test_a_node_that_has_only_waited_for_one_that_never_began_is_not_blamed(
+    site: Site, code: int, words: dict[str, Any]
+) -> None:
+    site.submit()
+    site.note(1, "begin", f"end {code}", words=words)
+    (site.root / "slurm-r.log").write_text(PYXIS)
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert "before node 0 began" in site.status().verdict and "404 Not Found" in site.status().verdict
 
 
 def test_a_known_sign_in_what_srun_says_comes_first(site: Site) -> None:
