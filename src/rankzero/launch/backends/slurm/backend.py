@@ -80,9 +80,10 @@ class SlurmBackend:
         has = [("nodes", "; ".join(self._slurm.call(*asked).split("\n")).strip("; "))]
         try:
             request = slurm_submit.read(objects)
-            env = slurm_submit.environment(request, self._env)
-            for script in filter(None, (request.preparation, request.script)):
-                self._slurm.call("sbatch", "--test-only", text=script, env=env)
+            given = slurm_submit.environments(request, self._env)
+            for script, env in ((request.preparation, given.preparation), (request.script, given.run)):
+                if script:
+                    self._slurm.call("sbatch", "--test-only", text=script, env=env)
         except ServiceError:
             raise
         except RankzeroError as error:

@@ -51,6 +51,14 @@ _OF_STEPS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Environments:
+    """What travels with each of a run's jobs."""
+
+    preparation: Mapping[str, str]
+    run: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One script and what is to be known of it."""
 
@@ -94,7 +102,7 @@ def submit(
 ) -> None:
     """Bring the job into the queue. Raises AlreadyRunsError where one of another rendering is in the way, unless it
     `replaces`; then `stop` ends it."""
-    given = environment(request, env)
+    given = environments(request, env)
     state = request.state
     number = state.job
     there = slurm.jobs([number]).get(number) if number else None
@@ -112,15 +120,15 @@ def submit(
     say(f"job {job} is in the queue")
 
 
-def _queued(slurm: Slurm, request: Request, env: Mapping[str, str], say: Say) -> str:
+def _queued(slurm: Slurm, request: Request, given: Environments, say: Say) -> str:
     """The id of the run's job. It waits for the preparation, and leaves the queue where that fails."""
     if not request.preparation:
-        return _sbatch(slurm, request.script, env)
-    first = _sbatch(slurm, request.preparation, env)
+        return _sbatch(slurm, request.script, given.run)
+    first = _sbatch(slurm, request.preparation, given.preparation)
     try:
         request.state.settle_preparation(first)
         then = ("--kill-on-invalid-dep=yes", f"--dependency=afterok:{first},singleton")
-        job = _sbatch(slurm, request.script, env, *then)
+        job = _sbatch(slurm, request.script, given.run, *then)
     except BaseException:
         slurm.cancel(first)
         raise
@@ -133,10 +141,12 @@ def _sbatch(slurm: Slurm, script: str, env: Mapping[str, str], *options: str) ->
     return said.strip().partition(";")[0]  # `17;cluster` where there are several
 
 
-def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
-    """What travels with the job: this environment, of what looks like a secret only what the run is given, nothing of
+def environments(request: Request, env: Mapping[str, str]) -> Environments:
+    """What travels with the jobs: this environment, of what looks like a secret only what the run is given, nothing of
     a job that submits it (srun would take that job's memory and tasks for what it is asked for), and of the variables
     that sbatch and srun heed before a script none that would settle what the script does.
+
+    What the run's script settles is not the shell's to say for its preparation either, which leaves it out on purpose.
 
     Raises ConfigError where a secret is not set.
     """
@@ -154,14 +164,19 @@ def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in own.items() if name in request.secrets or not looks_secret(name)}
     if "SLURM_JOB_ID" in env:
         kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
-    settled = _settled(request)
-    kept = {name: value for name, value in kept.items() if name not in _OF_STEPS and _option(name) not in settled}
-    return {**kept, TOKEN_VARIABLE: token_hex(32)}
+    shared = {**{name: value for name, value in kept.items() if name not in _OF_STEPS}, TOKEN_VARIABLE: token_hex(32)}
+    return Environments(_left_open(shared, request.preparation, request.script), _left_open(shared, request.script))
 
 
-def _settled(request: Request) -> set[str]:
+def _left_open(env: Mapping[str, str], *scripts: str) -> dict[str, str]:
+    """Without the variables of sbatch that stand for what one of the scripts says."""
+    settled = _settled(scripts)
+    return {name: value for name, value in env.items() if _option(name) not in settled}
+
+
+def _settled(scripts: Sequence[str]) -> set[str]:
     """The options of sbatch that are not the shell's to say."""
-    said = {option for script in (request.preparation, request.script) for option in _DIRECTIVE.findall(script)}
+    said = {option for script in scripts for option in _DIRECTIVE.findall(script)}
     return said | _RUN_S_OWN | {other for option, others in _BESIDE.items() if option in said for other in others}
 
 

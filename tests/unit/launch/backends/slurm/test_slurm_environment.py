@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from rankzero.errors import ConfigError
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Answer, Slurm
+from rankzero.launch.backends.slurm.state import RunState
+from rankzero.launch.backends.slurm.submit import Request, environments
 from tests.unit.launch.backends.slurm.conftest import Site, prepared
 
 
@@ -93,6 +96,42 @@ def test_what_goes_first_does_not_get_what_cluster_yaml_says_for_the_run_alone(s
     site.env |= {"SBATCH_QOS": "gpu"}
     prepared(site)("slurm.qos=high")
     assert [env.get("SBATCH_QOS") for env in site.slurm.envs] == [None, None]
+
+
+def test_what_is_said_for_what_goes_first_leaves_the_runs_own_job_open(site: Site) -> None:
+    site.env |= {"SBATCH_PARTITION": "gpu"}
+    prepared(site)()
+    assert [env.get("SBATCH_PARTITION") for env in site.slurm.envs] == [None, "gpu"]
+    site.slurm.envs.clear()
+    cache = f"storage.cache={{mount: {site.root}/c, host_path: {site.root}/c}}"
+    site.backend.survey(site.objects(cache, "slurm.prepare_partition=cpu"))
+    assert [env.get("SBATCH_PARTITION") for env in site.slurm.envs] == [None, "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "option"),
+    [
+        *[("SBATCH_PARTITION", "partition"), ("SBATCH_ACCOUNT", "account"), ("SBATCH_QOS", "qos")],
+        *[("SBATCH_TIMELIMIT", "time"), ("SBATCH_CONSTRAINT", "constraint"), ("SBATCH_RESERVATION", "reservation")],
+        *[("SBATCH_MEM_PER_NODE", "mem"), ("SBATCH_MEM_PER_CPU", "mem"), ("SBATCH_MEM_PER_GPU", "mem")],
+        *[("SBATCH_CPUS_PER_GPU", "cpus-per-task"), ("SBATCH_EXCLUSIVE", "exclusive"), ("SBATCH_COMMENT", "comment")],
+        *[("SBATCH_REQ_SWITCH", "switches"), ("SBATCH_WAIT4SWITCH", "switches"), ("SBATCH_HINT", "hint")],
+    ],
+)
+@pytest.mark.parametrize(
+    ("first", "run", "left"), [("", "", (True, True)), ("x", "", (False, True)), ("", "x", (False, False))]
+)
+def test_a_script_that_says_an_option_hides_its_variable(
+    tmp_path: Path, variable: str, option: str, first: str, run: str, left: tuple[bool, bool]
+) -> None:
+    """From itself, and what the run says from what goes before it."""
+
+    def script(says: str) -> str:
+        return f"#!/bin/bash\n#SBATCH --nodes=1\n{f'#SBATCH --{option}=x' if says else ''}\n"
+
+    request = Request("r", script(run), RunState(tmp_path / "r"), {}, {}, preparation=script(first))
+    given = environments(request, {variable: "1"})
+    assert (variable in given.preparation, variable in given.run) == left
 
 
 def test_a_secret_that_is_not_set_is_asked_for_before_anything_is_sent(site: Site) -> None:
