@@ -176,7 +176,7 @@ def _pod(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "name": container,
                 "image": _IMAGE,
-                "command": ["python", "-m", "rankzero.launch.node", "/etc/rankzero"],
+                "command": ["python", "-P", "-m", "rankzero.launch.node", "/etc/rankzero"],
                 "resources": {"requests": resources, "limits": {k: v for k, v in resources.items() if k != "cpu"}},
                 "env": [
                     {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token"}}},

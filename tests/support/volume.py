@@ -12,9 +12,9 @@ from rankzero.errors import ServiceError
 
 
 def run_python(command: Sequence[str]) -> str:
-    """What `python -c PROGRAM ARGUMENTS` prints, without a process of its own. Raises ServiceError where it fails."""
-    python, option, program, *arguments = command
-    assert (python, option) == ("python", "-c")
+    """What `python -P -c PROGRAM …` prints, without a process of its own. Raises ServiceError where it fails."""
+    python, alone, option, program, *arguments = command
+    assert (python, alone, option) == ("python", "-P", "-c")
     out = io.StringIO()
     try:
         with redirect_stdout(out), patch.object(sys, "argv", ["-c", *arguments]):

@@ -138,7 +138,7 @@ class CommandSource:
     @classmethod
     def find(cls, execute: Execute, mount: str, run: str, where: str) -> CommandSource:
         """The run of this name below a mount. Raises ConfigError with the runs that are there."""
-        answer = _json(execute(["python", "-c", _FIND, mount, run]), where)
+        answer = _json(execute(["python", "-P", "-c", _FIND, mount, run]), where)
         found, others = answer["found"], [posixpath.basename(one) for one in answer["others"]]
         if len(found) == 1:
             return cls(execute, found[0], f"{where} {found[0]}")
@@ -155,14 +155,14 @@ class CommandSource:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         path = posixpath.join(self._root, name)
-        text = self._execute(["python", "-c", _READ, path, str(offset), str(length)])
+        text = self._execute(["python", "-P", "-c", _READ, path, str(offset), str(length)])
         try:
             return base64.b64decode(text.strip(), validate=True)
         except ValueError as error:
             raise ServiceError(f"what was read of {name} is cut off", where=self.where) from error
 
     def _listed(self) -> Any:
-        return _json(self._execute(["python", "-c", _LIST, self._root, *LINKS]), self.where)
+        return _json(self._execute(["python", "-P", "-c", _LIST, self._root, *LINKS]), self.where)
 
 
 def _json(text: str, where: str) -> Any:

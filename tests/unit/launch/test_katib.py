@@ -341,7 +341,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 def of_katib(directory: Path, command: str, *, early: bool = False) -> str:
     """The script around another command, at other places, with what Katib adds, as the shell of a pod gets it."""
     text = script("METRICS")
-    own = f"python -m rankzero.launch.node.trial /etc/rankzero METRICS {METRICS}"
+    own = f"python -P -m rankzero.launch.node.trial /etc/rankzero METRICS {METRICS}"
     assert own in text
     text = text.replace(own, command).replace(str(Path(METRICS).parent), str(directory)).replace("$$$$", "$$")
     return f"{text}{EARLY.format(directory) if early else ''} && echo completed > {directory}/$$.pid"

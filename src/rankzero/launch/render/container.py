@@ -14,9 +14,11 @@ from rankzero.launch.render.shared import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME,
 from rankzero.spec.cluster_checks import env_name_of
 from rankzero.spec.quantity import as_number, cores
 
-NODE_COMMAND = ["python", "-m", "rankzero.launch.node", CONFIG_DIR]
-PREPARE_COMMAND = ["python", "-m", "rankzero.launch.node.prepare", CONFIG_DIR]
-IDLE_COMMAND = ["python", "-m", "rankzero.launch.node.idle"]
+IDLE_MODULE = "rankzero.launch.node.idle"
+NODE_COMMAND = ["python", "-P", "-m", "rankzero.launch.node", CONFIG_DIR]
+"""-P: an image's working directory may have a random.py that is not Python's."""
+PREPARE_COMMAND = ["python", "-P", "-m", "rankzero.launch.node.prepare", CONFIG_DIR]
+IDLE_COMMAND = ["python", "-P", "-m", IDLE_MODULE]
 PREPARE_CPU, PREPARE_MEMORY = 2.0, "8Gi"
 """Enough to download weights and to tokenise; a preparation Job never asks for more than the training pods."""
 

@@ -31,7 +31,7 @@ EXPERIMENT = Resource("kubeflow.org", "v1beta1", "experiments", "Experiment")
 COLLECTION_LABEL = "katib.kubeflow.org/metrics-collector-injection"
 """Label of the namespace, `enabled`: without it Katib puts no collector into the pods."""
 METRICS = "/var/log/katib/metrics.jsonl"
-_TRIAL_COMMAND = ["python", "-m", "rankzero.launch.node.trial", CONFIG_DIR]
+_TRIAL_COMMAND = ["python", "-P", "-m", "rankzero.launch.node.trial", CONFIG_DIR]
 _TRIAL = "trial"
 _NAME = "${trialParameters.trial}"
 _TRIAL_VARIABLE = "RANKZERO_TRIAL"

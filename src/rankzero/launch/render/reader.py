@@ -32,7 +32,7 @@ def reader_pod(cluster: ClusterSpec, name: str) -> Manifest:
                 "name": "read",
                 "image": cluster.image,
                 "imagePullPolicy": cluster.image_pull_policy,
-                "command": ["python", "-c", f"import time; time.sleep({LIFE_SECONDS})"],
+                "command": ["python", "-P", "-c", f"import time; time.sleep({LIFE_SECONDS})"],
                 "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}},
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "volumeMounts": [mount],

@@ -172,7 +172,7 @@ IS_TO_GO_ON = (
 def command(plan: Plan, module: str) -> str:
     """One of our modules, in the image where there is one."""
     slurm = plan.cluster.slurm
-    words = [slurm.python, "-m", module, plan.config_dir]
+    words = [slurm.python, "-P", "-m", module, plan.config_dir]
     if slurm.runtime == "apptainer":
         image = slurm.image or f"docker://{plan.cluster.image}"
         gpus = ["--nv"] if plan.cluster.gpu else []

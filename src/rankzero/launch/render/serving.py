@@ -137,5 +137,5 @@ def _outputs(plan: Plan) -> str | None:
 def _command(plan: Plan, wishes: ServingWishes) -> list[str]:
     place = ["--host", "0.0.0.0", "--port", str(wishes.port), "--ready-file", READY_FILE]
     more = ["--", *wishes.more] if wishes.more else []
-    asked = ["python", "-m", "rankzero", "serve", plan.run_dir, "--name", wishes.name, "--engine", wishes.engine]
+    asked = ["python", "-P", "-m", "rankzero", "serve", plan.run_dir, "--name", wishes.name, "--engine", wishes.engine]
     return [*asked, "--wait", str(LOADING_SECONDS), *place, *more]

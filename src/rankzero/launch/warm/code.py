@@ -11,7 +11,7 @@ from rankzero.launch.backend import Backend
 from rankzero.launch.node.code import Code, this_code
 from rankzero.launch.warm.pods import WarmPod
 
-_PROGRAM = ["python", "-m", "rankzero.launch.node.code"]
+_PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.code"]
 
 
 def other_code(backend: Backend, pods: Sequence[WarmPod]) -> list[Problem]:

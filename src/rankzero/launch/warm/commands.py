@@ -18,7 +18,7 @@ from rankzero.launch.warm.sync import WORK
 
 PEER_SECONDS = 10.0
 """How long the others may take to end by themselves when one has failed."""
-_PROGRAM = ["python", "-m", "rankzero.launch.node.group", WARM_DIR]
+_PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.group", WARM_DIR]
 _LOOK_SECONDS = 0.2
 
 Line = Callable[[WarmPod, str], None]

@@ -15,7 +15,7 @@ from rankzero.launch.node.settings import WARM_DIR
 from rankzero.launch.warm.pods import WarmPod
 from rankzero.launch.warm.sync import WORK, asked
 
-_PROGRAM = ["python", "-m", "rankzero.launch.node.jupyter", WARM_DIR, WORK, "start"]
+_PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.jupyter", WARM_DIR, WORK, "start"]
 _TOKEN_BYTES = 32
 
 

@@ -11,7 +11,7 @@ from rankzero.launch import kinds, labels
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import parse_pod
-from rankzero.launch.render.container import IDLE_COMMAND
+from rankzero.launch.render.container import IDLE_MODULE
 from rankzero.launch.untyped_json import at, maps, text
 
 
@@ -54,7 +54,12 @@ def must_be_warm(evidence: Evidence) -> None:
 
 
 def _idles(spec: Mapping[str, Any]) -> bool:
-    return any(one.get("command") == IDLE_COMMAND for one in maps(spec, "containers"))
+    return any(_waits(one) for one in maps(spec, "containers"))
+
+
+def _waits(container: Mapping[str, Any]) -> bool:
+    """By what it runs, however another version of rankzero has it started."""
+    return IDLE_MODULE in (container.get("command") or ())
 
 
 def _warm(pod: Manifest) -> WarmPod:
@@ -64,7 +69,7 @@ def _warm(pod: Manifest) -> WarmPod:
 
 
 def _containers(pod: Manifest) -> list[Mapping[str, Any]]:
-    return [one for one in maps(pod, "spec", "containers") if one.get("command") == IDLE_COMMAND]
+    return [one for one in maps(pod, "spec", "containers") if _waits(one)]
 
 
 def _note(pod: Manifest, name: str) -> str:

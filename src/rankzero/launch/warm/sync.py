@@ -20,7 +20,7 @@ WORK = "work"
 """Place of the user's files, where commands run."""
 RUN = "run"
 """Place of run.yaml, node.json and files/ of a run that is tried."""
-_PROGRAM = ["python", "-m", "rankzero.launch.node.workspace", WARM_DIR]
+_PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.workspace", WARM_DIR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +77,4 @@ def failed(pod: str, command: Sequence[str], ended: Ended) -> RankzeroError:
         hint = "its image has no rankzero, or an older one: build it from this version (docker/README.md)"
     else:
         hint = "give the same command again"
-    return ServiceError(f"{' '.join(command[:3])}: {said}", where=f"pod {pod}", hint=hint)
+    return ServiceError(f"{' '.join(command[:4])}: {said}", where=f"pod {pod}", hint=hint)

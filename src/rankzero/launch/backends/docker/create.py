@@ -150,7 +150,7 @@ class Creation:
             self._docker.call(
                 *("run", "--rm", "--network", "none", "--user", "0:0", "--entrypoint", "python"),
                 *(part for mount in mounts for part in ("--mount", mount)),
-                *(containers[0].image, "-c", _GIVE_AWAY, *(f"{user}:{group}" for user, group in owners.values())),
+                *(containers[0].image, "-P", "-c", _GIVE_AWAY, *(f"{user}:{group}" for user, group in owners.values())),
             )
 
     def _volume(self, name: str, options: Sequence[str]) -> None:

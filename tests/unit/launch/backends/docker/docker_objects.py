@@ -21,7 +21,7 @@ def pod_spec(name: str, env: list[Manifest] | None = None) -> Manifest:
     container: Manifest = {
         "name": name,
         "image": "rankzero:test",
-        "command": ["python", "-m", "rankzero.launch.node", "/etc/rankzero"],
+        "command": ["python", "-P", "-m", "rankzero.launch.node", "/etc/rankzero"],
         "env": [
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},

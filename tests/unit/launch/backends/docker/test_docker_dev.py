@@ -63,7 +63,7 @@ def test_pods_idle_until_they_are_removed(cli: Cli, daemon: Daemon) -> None:
     assert (done.code, done.out.split()) == (0, PODS), done.err
     for pod in PODS:
         rest = daemon.container(f"rankzero-{pod}")["fake"]["rest"]
-        assert rest == ["rankzero:test", "-m", "rankzero.launch.node.idle"]
+        assert rest == ["rankzero:test", "-P", "-m", "rankzero.launch.node.idle"]
     assert "left as it is" in cli("dev up").err
     assert [pod.master for pod in running(DockerBackend().collect("dev"))] == ["dev-0", "dev-0"]
     removed = cli("dev down")
@@ -248,7 +248,9 @@ def test_pods_whose_image_has_other_code_are_named_before_a_run_spec_is_tried(
     assert "make image" in done.err and "unknown keys" in done.err
     assert "warning" in cli("dev up").err
     assert "warning" not in cli("dev run -- true").err, "what is no run spec does not care"
-    monkeypatch.setattr("rankzero.launch.warm.code._PROGRAM", ["python", "-m", "rankzero.launch.node.of_tomorrow"])
+    monkeypatch.setattr(
+        "rankzero.launch.warm.code._PROGRAM", ["python", "-P", "-m", "rankzero.launch.node.of_tomorrow"]
+    )
     assert "its image has a rankzero that is too old to say which" in cli("dev run run.yaml").err
 
 

@@ -35,7 +35,7 @@ def test_options_are_those_of_the_pod() -> None:
     assert option(made, "--cap-drop") == ["ALL"] and option(made, "--security-opt") == ["no-new-privileges"]
     assert option(made, "--memory") == option(made, "--memory-swap") == [str(2**30)]
     assert option(made, "--cpus") == ["4"], "no more than there are"
-    assert option(made, "--entrypoint") == ["python"] and made.command[0] == "-m"
+    assert option(made, "--entrypoint") == ["python"] and made.command[0] == "-P"
     assert made.env == {"POD_NAME": "tiny-1", "NODE_NAME": "box", "HOME": "/tmp", "RANKZERO_NODE": "1"}
     assert made.mounts == (
         Mount("config", "config", "/etc/rankzero", read_only=True),

@@ -42,9 +42,9 @@ def test_a_container_reads_the_volume_and_is_removed() -> None:
     daemon = Daemon("rankzero-outputs")
     pod = reader_pod(cluster(claim="outputs"), "pull-1")
     with DockerBackend(Docker(daemon)).reading(pod, print) as execute:
-        assert execute(["python", "-c", "print('héllo')"]) == "héllo\n"
+        assert execute(["python", "-P", "-c", "print('héllo')"]) == "héllo\n"
         with pytest.raises(ServiceError, match="ZeroDivisionError"):
-            execute(["python", "-c", "1 / 0"])
+            execute(["python", "-P", "-c", "1 / 0"])
     run = next(call for call in daemon.calls if call[0] == "run")
     assert run[run.index("--mount") + 1] == "type=volume,source=rankzero-outputs,target=/outputs,readonly"
     assert run[run.index("--user") + 1] == "1000:1000" and run[run.index("--network") + 1] == "none"

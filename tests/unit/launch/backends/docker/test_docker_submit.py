@@ -28,7 +28,7 @@ def test_submit_makes_volumes_network_and_containers_and_starts_them(daemon: Dae
     assert list(daemon.state["networks"]) == ["rankzero-tiny"]
     created = daemon.container(NODES[1])["fake"]
     assert created["options"]["--network"] == ["rankzero-tiny"]
-    assert created["rest"] == ["rankzero:test", "-m", "rankzero.launch.node", "/etc/rankzero"]
+    assert created["rest"] == ["rankzero:test", "-P", "-m", "rankzero.launch.node", "/etc/rankzero"]
     environment = daemon.container(NODES[1])["Config"]["Env"]
     assert environment == ["POD_NAME=tiny-1", "NODE_NAME=box", "HOME=/tmp", "RANKZERO_NODE=1"]
     verbs = [call[0] for call in daemon.state["calls"]]

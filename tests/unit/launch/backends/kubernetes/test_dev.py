@@ -20,7 +20,7 @@ from rankzero.launch.render import render
 from rankzero.launch.render.container import IDLE_COMMAND
 from rankzero.launch.warm.commands import ranks, run_together
 from rankzero.launch.warm.gpus import look
-from rankzero.launch.warm.pods import WarmPod, must_be_warm
+from rankzero.launch.warm.pods import WarmPod, must_be_warm, running
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.load import read_run_spec
 from tests.support.fake_cluster import plain
@@ -62,6 +62,15 @@ def test_pods_of_a_stateful_set_idle_and_find_node_zero(bench: Bench, pods: list
     assert ranks(pods[1], pods)["PET_NODE_RANK"] == "1" and ranks(pods[1], pods)["MASTER_ADDR"] == "dev-0.dev"
     several = [replace(pod, nproc=8) for pod in pods]
     assert "RANK" not in ranks(several[0], several), "the launcher says it to its processes"
+
+
+def test_pods_that_another_version_made_are_warm_too(bench: Bench, pods: list[WarmPod]) -> None:
+    """Which may have started the same with other options of Python's."""
+    (stateful,) = bench.cluster.store.of("statefulsets")
+    for spec in (stateful["spec"]["template"]["spec"], *(pod["spec"] for pod in bench.cluster.store.of("pods"))):
+        (container,) = spec["containers"]
+        container["command"] = [word for word in container["command"] if word != "-P"]
+    assert running(bench.backend().collect("dev")) == pods
 
 
 def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod], tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_command_that_fails_is_told_with_its_last_line(bench: Bench, tmp_path:
     mounted(tmp_path, bench)
     starts(bench, RUNS)
     with bench.backend().reading(pod(), print) as execute, pytest.raises(ServiceError, match="FileNotFoundError"):
-        execute(["python", "-c", "open('/outputs/none')"])
+        execute(["python", "-P", "-c", "open('/outputs/none')"])
     assert bench.cluster.names("pods") == []
 
 

@@ -164,7 +164,7 @@ class Stage:
         python = self.program(
             "node-python",
             '[ -z "$SAYS" ] || echo "$SAYS" > "$RANKZERO_TERMINATION_LOG"\n'
-            'echo "$2 ${HF_HUB_OFFLINE:-online}" >> "$CODES/started"\n'
+            'echo "$3 ${HF_HUB_OFFLINE:-online}" >> "$CODES/started"\n'
             'read -r code < "$CODES/$SLURM_NODEID"; sed -i 1d "$CODES/$SLURM_NODEID"\n'
             'case $code in -*) kill "$code" $$ ;; esac\nexit "$code"\n',
         )
