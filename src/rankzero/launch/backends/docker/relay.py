@@ -13,16 +13,8 @@ from rankzero.launch.backends.docker.pod import container_name
 
 def relay(listening: socket.socket, pod: str, port: int) -> None:
     """Carry connections until KeyboardInterrupt, which ends those that are open."""
-    command = [
-        PROGRAM,
-        "exec",
-        "--interactive",
-        container_name(pod),
-        "python",
-        "-P",
-        "-m",
-        "rankzero.launch.node.relay",
-    ]
+    command = [PROGRAM, "exec", "--interactive", container_name(pod)]
+    command += ["python", "-P", "-m", "rankzero.launch.node.relay"]
     carried: list[subprocess.Popen[bytes]] = []
     try:
         while True:

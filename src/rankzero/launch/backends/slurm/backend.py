@@ -194,8 +194,9 @@ def _known(jobs: Mapping[str, Job], number: str) -> Job | None:
 
 def _seen(state: RunState, part: Part, job: str, batch: str) -> NodeSeen:
     restart, notes = state.notes(part, job)
-    own = "\n".join(state.last_lines(state.log(part), _MESSAGE_LINES))
-    return NodeSeen(restart, notes, state.words(part), own or batch, batch)
+    log = state.log(part)
+    own = "\n".join(state.last_lines(log, _MESSAGE_LINES))
+    return NodeSeen(restart, notes, state.words(part), own, state.written(log), batch)
 
 
 def _pod_name(run: str, part: Part) -> str:

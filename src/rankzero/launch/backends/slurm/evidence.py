@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from rankzero.errors import ExitCode
@@ -14,9 +14,12 @@ from rankzero.launch.backends.slurm.command import Job
 from rankzero.launch.backends.slurm.state import Ending, NodeNotes
 from rankzero.launch.kinds.slurm import CONDITION, NODE_LABEL, NOT_STARTED, UNKNOWN
 from rankzero.launch.labels import Manifest
+from rankzero.launch.log_lines import read_stamp
 from rankzero.launch.untyped_json import whole
 
 SIGTERM_CODE, SIGKILL_CODE = 143, 137
+_CLOCKS = timedelta(seconds=60)
+"""By so much the clock of a file system may be behind Slurm's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,17 @@ class NodeSeen:
     """Which start of the job the notes are of."""
     notes: NodeNotes
     words: str = ""
-    tail: str = ""
-    """The last lines of its log, or of the batch script's."""
+    own: str = ""
+    """The last lines of its log, where what srun starts speaks."""
+    written: datetime | None = None
+    """When it was written last."""
     batch: str = ""
     """The last lines of the batch script's, where srun speaks."""
+
+    @property
+    def tail(self) -> str:
+        """What was said of it last."""
+        return self.own or self.batch
 
 
 def num_nodes(about: Mapping[str, Any]) -> int:
@@ -151,7 +161,7 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     at = ended.at if ended is not None else None if job is None else job.ended
     end = Ending(code, notes.began, at) if at is not None else None
     message = _in_the_end(seen.words, code) if begun else ""
-    message = message or ((seen.tail if begun else seen.batch) if code else "")
+    message = message or ((seen.tail if begun else _of_a_start(job, seen)) if code else "")
     value = _terminated(end, message) if end is not None else {"terminated": {"exitCode": code, "message": message}}
     if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
         value["terminated"]["reason"] = "OOMKilled"
@@ -161,6 +171,19 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     elif state not in ("COMPLETED", "FAILED", UNKNOWN):
         status["reason"] = state
     return status
+
+
+def _of_a_start(job: Job | None, seen: NodeSeen) -> str:
+    """What srun and what it starts said of a node before that could note that it began. Logs go on from one start to
+    the next: its own counts where it was written in this one, and behind the last line that a run has printed."""
+    if job is not None and job.started is not None and seen.written is not None:
+        counts = seen.written >= job.started - _CLOCKS
+    else:
+        counts = _restart(job, seen) == 0
+    lines = seen.own.splitlines() if counts else []
+    stamped = [at for at, line in enumerate(lines) if read_stamp(line).time is not None]
+    since = lines[stamped[-1] + 1 :] if stamped else lines
+    return "\n".join(line for line in (seen.batch, *since) if line)
 
 
 def _in_the_end(words: str, code: int) -> str:

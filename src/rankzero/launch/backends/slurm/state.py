@@ -179,6 +179,13 @@ class RunState:
         whole = lines[1:] if size > _TAIL_BYTES else lines
         return [line for line in whole if line][-count:] if count else []
 
+    def written(self, path: Path) -> datetime | None:
+        """When a log was written last; None where there is none."""
+        try:
+            return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        except OSError:
+            return None
+
     def remove(self) -> list[str]:
         """All of it. Returns what was removed. Raises StorageError."""
         removed = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Slurm
+from rankzero.launch.backends.slurm.state import Part, RunState
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
@@ -62,9 +64,12 @@ class Site:
         if words is not None:
             (self.root / f"slurm/r/nodes/{node}.words").write_text(json.dumps({"rankzero": 1, **words}))
 
-    def log(self, node: int, text: str) -> None:
-        with (self.root / f"slurm/r/logs/node-{node}.log").open("a") as file:
+    def log(self, node: Part, text: str, at: int = AT) -> None:
+        """What a part of the run prints, at a time of Slurm's."""
+        path = RunState(self.root / "slurm/r").log(node)
+        with path.open("a") as file:
             file.write(text)
+        os.utime(path, (at, at))
 
     def status(self) -> RunStatus:
         return run_status(self.backend.collect("r"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from rankzero.errors import ExitCode
 from rankzero.launch.backend import LogQuery
+from rankzero.launch.backends.slurm.state import PREPARATION, Part
 from tests.unit.launch.backends.slurm.conftest import Site, prepared
 from tests.unit.launch.backends.slurm.fake_slurm import FakeJob
 
@@ -258,25 +260,67 @@ srun: error: host0: task 0: Exited with exit code 1
 """
 
 
+SINCE = int(datetime(2026, 11, 22, 11, 1, tzinfo=UTC).timestamp())
+BEFORE = SINCE - 600
+"""The fake Slurm says that each job started then."""
+NOT_THERE = "sh: 0: cannot open /outputs/slurm/r/config/node.sh: No such file\n"
+"""Of what srun starts, before it notes that it has begun."""
+OF_SRUN = "srun: error: host0: task 0: Exited with exit code 2\n"
+
+
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("own", "batch", "told"),
     [
-        (PYXIS, "returned error code: 404 Not Found"),
-        ("srun: unrecognized option '--container-image=x.sqsh'\n", "unrecognized option '--container-image=x.sqsh'"),
-        ("", "NonZeroExitCode"),
+        ("", PYXIS, "returned error code: 404 Not Found"),
+        (PYXIS, "", "returned error code: 404 Not Found"),
+        (PYXIS, OF_SRUN, "returned error code: 404 Not Found"),
+        (NOT_THERE, OF_SRUN, "Exited with exit code 2; sh: 0: cannot open /outputs/slurm/r/config/node.sh"),
+        (
+            "",
+            "srun: unrecognized option '--container-image=x.sqsh'\n",
+            "unrecognized option '--container-image=x.sqsh'",
+        ),
+        ("", "", "NonZeroExitCode"),
     ],
 )
-def test_what_kept_srun_from_starting_the_nodes_is_the_verdict(site: Site, said: str, told: str) -> None:
-    site.submit()
-    (site.root / "slurm-r.log").write_text(said)
-    site.becomes("FAILED", "NonZeroExitCode")
+@pytest.mark.parametrize("first", [False, True])
+def test_what_kept_srun_from_starting_the_nodes_is_the_verdict(
+    site: Site, own: str, batch: str, told: str, first: bool
+) -> None:
+    """A step's own log takes what srun starts says, and the batch script's takes what srun says."""
+    prepared(site)() if first else site.submit()
+    parts: list[Part] = [PREPARATION] if first else [0, 1]
+    for part in parts if own else ():
+        site.log(part, own)
+    (site.root / "slurm-r.log").write_text(batch)
+    if first:
+        site.slurm.jobs = {"17": FakeJob("FAILED", "NonZeroExitCode"), "18": FakeJob("CANCELLED", "Dependency")}
+    else:
+        site.becomes("FAILED", "NonZeroExitCode")
     seen = site.status()
     assert (seen.phase, seen.exit_code) == ("Failed", 70)
     assert [finding.code for finding in seen.findings] == ["slurm-not-started"]
-    assert told in seen.verdict and "before its nodes began" in seen.verdict and "SIGTERM" not in seen.verdict
-    assert [line.text for line in site.backend.logs("r", LogQuery())] == said.splitlines(), "once"
-    assert [line.text for line in site.backend.logs("r", LogQuery(node=1, tail=1))] == said.splitlines()[-1:]
+    whose = "its preparation" if first else "its nodes"
+    assert told in seen.verdict and f"before {whose} began" in seen.verdict and "SIGTERM" not in seen.verdict
+    if not own:
+        assert [line.text for line in site.backend.logs("r", LogQuery())] == batch.splitlines(), "once"
+    if not first:
+        last = (own or batch).splitlines()[-1:]
+        assert [line.text for line in site.backend.logs("r", LogQuery(node=1, tail=1))] == last
     assert list(site.backend.logs("r", LogQuery(follow=True)))[-1:] == list(site.backend.logs("r", LogQuery()))[-1:]
+
+
+@pytest.mark.parametrize(
+    ("last", "told"), [(BEFORE, "NonZeroExitCode"), (SINCE, "No such file"), (SINCE - 30, "No such file")]
+)
+def test_of_a_later_start_a_nodes_own_log_counts_from_there_on(site: Site, last: int, told: str) -> None:
+    """By when it was written last: whose clock that is may be late."""
+    site.submit()
+    site.note(0, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.log(0, "2026-11-22T10:31:00.000000Z saved at step 4\n" + NOT_THERE, at=last)
+    site.becomes("FAILED", "NonZeroExitCode", restarts=1)
+    verdict = site.status().verdict
+    assert told in verdict and "step 4" not in verdict
 
 
 def test_a_start_before_that_has_no_part_in_it(site: Site) -> None:
@@ -284,11 +328,11 @@ def test_a_start_before_that_has_no_part_in_it(site: Site) -> None:
     site.submit()
     for node in (0, 1):
         site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
-        site.log(node, "saved at step 4\n")
+        site.log(node, "saved at step 4\n", at=BEFORE)
     (site.root / "slurm-r.log").write_text("an older line\n" + PYXIS)
     site.becomes("FAILED", "NonZeroExitCode", restarts=1)
     assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
-    assert "404 Not Found" in site.status().verdict
+    assert "404 Not Found" in site.status().verdict and "saved at step 4" not in site.status().verdict
     site.note(0, "begin", restart=1)
     assert "before node 1 began" in site.status().verdict
 
@@ -331,12 +375,3 @@ def test_a_known_sign_in_what_srun_says_comes_first(site: Site) -> None:
     (site.root / "slurm-r.log").write_text(said)
     site.becomes("FAILED", "NonZeroExitCode")
     assert [finding.code for finding in site.status().findings] == ["gpu-runtime", "slurm-not-started"]
-
-
-def test_a_preparation_that_srun_could_not_start(site: Site) -> None:
-    prepared(site)()
-    (site.root / "slurm-r.log").write_text(PYXIS)
-    site.slurm.jobs = {"17": FakeJob("FAILED", "NonZeroExitCode"), "18": FakeJob("CANCELLED", "Dependency")}
-    assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
-    assert "job 17 ended before its preparation began" in site.status().verdict
-    assert "404 Not Found" in site.status().verdict
