@@ -25,7 +25,8 @@ class Found:
     ready: bool = True
     """Whether what follows can use it."""
     trouble: RankzeroError | None = None
-    """Why it never will: what would be made stops there. It is taken down as everything is."""
+    """Why it never will: what would be made stops there. It is taken down as everything is, and what only needs its id
+    has that."""
     note: str = ""
     """In what it is not what was asked for, where that stops nothing."""
 
@@ -184,7 +185,10 @@ class Walk:
             self.say(f"{step.title} was there before: it is used, and will not be deleted")
         if found.note:
             self.say(found.note)
-        found = self._ready(step, facts, found)
+        if makes or found.trouble is None:
+            found = self._ready(step, facts, found)
+        else:
+            self.say(str(found.trouble))
         if self._is_ours(step, found):
             self.record.put(step.kind, step.name, found.id)
         return found.id

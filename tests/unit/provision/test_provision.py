@@ -325,7 +325,9 @@ def test_what_breaks_while_it_is_waited_for_is_not_waited_for(tmp_path: Path) ->
     assert bench.things == {}
 
 
-@pytest.mark.parametrize(("text", "command"), [(NEBIUS, "--fixed-node-count 4"), (KIND, "cluster delete")])
+@pytest.mark.parametrize(
+    ("text", "command"), [(NEBIUS, "--fixed-node-count 4"), (KIND, "kind delete cluster --name here")]
+)
 def test_hosts_that_nobody_makes_are_not_waited_for(tmp_path: Path, text: str, command: str) -> None:
     """Their number was raised after they were made; what is there is not made again."""
     bench = Bench(tmp_path, text)
@@ -337,6 +339,33 @@ def test_hosts_that_nobody_makes_are_not_waited_for(tmp_path: Path, text: str, c
         assert raised.value.problems[0].where == "nodes.count" and command in raised.value.problems[0].hint
     assert not bench.slept
     assert bench.delete(with_data=True) and bench.things == {}
+
+
+@pytest.mark.parametrize(("text", "state"), [(KIND, ""), (NEBIUS, ""), (NEBIUS, "ERROR"), (NEBIUS, "DELETING")])
+def test_access_is_given_to_what_is_there_whatever_is_wrong_with_it(tmp_path: Path, text: str, state: str) -> None:
+    """It makes no hosts: their number and their state are for who does, and said."""
+    bench = Bench(tmp_path, text)
+    context = bench.create()["kubeconfig"]
+    for thing in bench.state["things"].get("cluster", {}).values():
+        thing |= {"state": state} if state else {}
+    bench.file.write_text(text.replace("count: 2", "count: 4"))
+    before = len(bench.changes())
+    assert bench.walk().create(["kubeconfig"])["kubeconfig"] == context
+    assert not bench.slept and not [one for one in bench.changes()[before:] if "create" in one]
+
+
+def test_a_cluster_of_others_is_not_to_be_deleted_for_its_size(tmp_path: Path) -> None:
+    """By rankzero, which deletes only what it made."""
+    bench = Bench(tmp_path, KIND)
+    bench.create()
+    bench.walk().record.path.unlink()
+    bench.file.write_text(KIND.replace("count: 2", "count: 4"))
+    with pytest.raises(ConfigError, match="has 2 hosts") as raised:
+        bench.create()
+    assert bench.delete() == []
+    hint = raised.value.problems[0].hint
+    assert "kind delete cluster --name here" in hint and "nodes.count back to 2" in hint
+    assert "rankzero cluster delete" not in hint
 
 
 @pytest.mark.parametrize("text", [NEBIUS, KIND])

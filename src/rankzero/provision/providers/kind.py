@@ -30,7 +30,7 @@ def _cluster(spec: InfraSpec) -> Step:
         if not names:
             return Found(spec.name)
         # one host alone is the control plane, which otherwise is none
-        more = "kind adds none: `rankzero cluster delete`, and create it again"
+        more = f"kind adds none: `kind delete cluster --name {spec.name}`, and create it again"
         return sized(Found(spec.name), f"cluster {spec.name}", workers or 1, spec.nodes.count, more)
 
     def make(_facts: Facts) -> list[Command]:
