@@ -118,13 +118,10 @@ def _ours(joined: JoinedEvidence, pod: Pod, end: Ended, said: SaidError, severit
         fix = f"accept the model's terms on its Hub page, then {token}"
     elif code is ExitCode.STORAGE and _NO_SPACE.search(said.text):
         slug = "storage-full"
-        fix = (
-            "free some of the volume or make its claim larger (storage.outputs.size), or lower checkpoint.keep in"
-            " run.yaml"
-        )
+        fix = f"{remedies(joined).room}, or lower checkpoint.keep in run.yaml"
     elif code is ExitCode.STORAGE and _READ_ONLY.search(said.text):
         slug = "storage-read-only"
-        fix = "make that volume writable (read_only in storage of cluster.yaml), and set user to one that may write it"
+        fix = f"make that volume writable (read_only in storage of cluster.yaml), and {remedies(joined).owner}"
     elif code is ExitCode.STORAGE and _LEASE.search(said.text):
         slug = "run-directory-held"
     at = f" after step {end.words.step}" if end.words is not None and end.words.step else ""

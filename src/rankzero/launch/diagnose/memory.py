@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.hosts import readable
-from rankzero.launch.diagnose.remedies import remedies
+from rankzero.launch.diagnose.remedies import remedies, told
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
@@ -61,7 +61,7 @@ def _of_pod(joined: JoinedEvidence, pod: Pod, past: bool) -> Finding | None:
     severity: Severity = "info" if past else "failed"
     shm = _SHM_VOLUME.search(pod.message)
     if shm is not None:
-        return _shm(pod, shm["limit"], severity, pod.message)
+        return _shm(joined, pod, shm["limit"], severity, pod.message)
     if pod.reason == "Evicted" and _NODE_LOW.search(pod.message):
         return _node(pod, severity, pod.message)
     for end in pod.endings:
@@ -81,7 +81,7 @@ def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
         return _limit(pod, severity, f"{pod.name}: OOMKilled, exit code {end.code}")
     line = find_line(said, _SHM) or find_line(log, _SHM)
     if line is not None or end.code == SIGBUS_CODE or end.signal == 7:
-        return _shm(pod, pod.shm, severity, line or f"{pod.name}: exit code {end.code} (SIGBUS)")
+        return _shm(joined, pod, pod.shm, severity, line or f"{pod.name}: exit code {end.code} (SIGBUS)")
     line = find_line(said, _CUDA) or find_line(log, _CUDA)
     ours = end.words is not None and end.words.what == "out of memory"
     if line is not None or ours:
@@ -129,14 +129,14 @@ def _node(pod: Pod, severity: Severity, line: str) -> Finding:
     )
 
 
-def _shm(pod: Pod, size: str, severity: Severity, line: str) -> Finding:
+def _shm(joined: JoinedEvidence, pod: Pod, size: str, severity: Severity, line: str) -> Finding:
     number = amount(size)
     larger = f"{max(1, round(number / 2**30 * 2))}Gi" if number else "16Gi"
     return Finding(
         "shm-too-small",
         severity,
         f"/dev/shm of {pod.title} (pod {pod.name}) is full: it has {size or 'no size of its own'}",
-        f"set resources.shm: {larger} in cluster.yaml (within resources.memory, against which it counts)",
+        told(joined, remedies(joined).shared, pod, size=larger),
         (line,),
         pod.node,
     )

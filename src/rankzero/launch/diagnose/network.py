@@ -153,14 +153,12 @@ def _nccl(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Se
     )
     if "NET/OFI" in sign.line:
         fix = (
-            "set resources.rdma: vpc.amazonaws.com/efa in cluster.yaml, so that pods get the EFA device, and see that"
+            f"{told(joined, remedies(joined).rdma, pod, device='vpc.amazonaws.com/efa')}, the EFA device, and see that"
             " the security group passes all traffic within itself"
         )
     elif re.search(r"(?i)\bib\b|ibv_|mlx5|NET/IB|infiniband|rdma", sign.line):
-        fix = (
-            "set resources.rdma in cluster.yaml to the site's device (rdma/ib …), or env: {NCCL_IB_DISABLE: '1'}"
-            " to do without"
-        )
+        device = told(joined, remedies(joined).rdma, pod, device="the site's device (rdma/ib …)")
+        fix = f"{device}, or env: {{NCCL_IB_DISABLE: '1'}} to do without"
     elif remote:
         fix = "look for the first error of another node (`rankzero logs`); this one is only told that a peer has gone"
     return Finding("nccl-error", severity, f"NCCL failed on {_who(several)}: {sign.line}", fix, (sign.line,), pod.node)

@@ -38,11 +38,24 @@ class Remedies:
     """More that gives a container its GPUs."""
     token: str
     """How the run gets the token of an account; {secret} is where it comes from."""
+    shared: str
+    """/dev/shm gets room; {size} would be enough."""
+    room: str
+    """So does the volume of the results."""
+    owner: str
+    """The run may write to a volume."""
+    rdma: str
+    """Nodes have the device {device}."""
+    locked: str
+    """Who limits the memory that a process may lock."""
 
 
 _CANCEL = "`rankzero cancel {run}` and submitting again continue from the last checkpoint"
 _NAMES = "see that the other nodes run (`rankzero status {run}`) and reach each other by that name"
 _TOKEN = "`export HF_TOKEN=…` of that account before submitting, which secrets.HF_TOKEN in cluster.yaml passes on"
+_SHARED = "set resources.shm: {size} in cluster.yaml (within resources.memory, against which it counts)"
+_OWNER = "set user to one that may write it"
+_RDMA = "set resources.rdma in cluster.yaml to {device}"
 _OF: dict[Place, Remedies] = {
     "kubernetes": Remedies(
         elsewhere="`kubectl cordon {host}`, and delete pod {pod}: a new one starts elsewhere",
@@ -63,6 +76,14 @@ _OF: dict[Place, Remedies] = {
             "put a token of that account into {secret} (`rankzero secret set --from-env-file .env`), which"
             " secrets.HF_TOKEN in cluster.yaml names"
         ),
+        shared=_SHARED,
+        room="free some of the volume or make its claim larger (storage.outputs.size)",
+        owner=_OWNER,
+        rdma=_RDMA,
+        locked=(
+            "LimitMEMLOCK=infinity of containerd or CRI-O; IPC_LOCK, which resources.rdma adds, helps a process of"
+            " root alone"
+        ),
     ),
     "docker": Remedies(
         elsewhere="submit it on another machine: it starts there",
@@ -77,6 +98,11 @@ _OF: dict[Place, Remedies] = {
         fields="env, secrets, storage",
         driver="",
         token=_TOKEN,
+        shared=_SHARED,
+        room="free some of the disk that the volume is on",
+        owner=_OWNER,
+        rdma=_RDMA,
+        locked="default-ulimits of the docker daemon: memlock",
     ),
     "slurm": Remedies(
         elsewhere="leave {host} out (slurm.options: {{exclude: {host}}}) and submit again: it starts elsewhere",
@@ -91,6 +117,11 @@ _OF: dict[Place, Remedies] = {
         fields="env, secrets, storage",
         driver="",
         token=_TOKEN,
+        shared="see what fills /dev/shm there (`srun --nodelist={host} df /dev/shm`), and have it made larger",
+        room="free some of the directory's file system, or have its quota raised",
+        owner="see that whoever submits may write it",
+        rdma="see that {host} has {device}",
+        locked="LimitMEMLOCK=infinity of slurmd",
     ),
 }
 

@@ -54,7 +54,7 @@ class Sign:
     """Whether it counts only where the run said that a service failed it: logs hold retries that helped."""
 
 
-_ADVICE = ("elsewhere", "choose", "processors", "processes", "interfaces", "driver")
+_ADVICE = ("elsewhere", "choose", "processors", "processes", "interfaces", "driver", "locked")
 """Of the remedies of a place."""
 _HUB_HINT = "or put the files on a volume (model.local_dir, HF_HUB_OFFLINE)"
 _NO_GPU = "no GPU of {hosts} is seen by {who}, though GPUs were asked for: no NVIDIA driver reaches the container"
@@ -124,8 +124,7 @@ SIGNS: tuple[Sign, ...] = (
         "memlock",
         re.compile(r"ibv_\w+(?:\(\))? failed\b[^\n]*Cannot allocate memory"),
         "{who} may not lock the memory that RDMA needs: {line}",
-        "have locked memory unlimited for containers on {hosts} (LimitMEMLOCK=infinity of containerd or CRI-O):"
-        " IPC_LOCK, which resources.rdma adds, helps a process of root alone; or env: {{NCCL_IB_DISABLE: '1'}}",
+        "have locked memory unlimited on {hosts} ({locked}); or env: {{NCCL_IB_DISABLE: '1'}} in cluster.yaml",
     ),
     Sign(
         "network-interface",
