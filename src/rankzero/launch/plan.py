@@ -84,14 +84,10 @@ def make_plan(
     seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
     problems += _group_problems(run, cluster, where) if trains else []
+    problems += [*_read_only_problems(cluster), *_preparation_problems(cluster)]
     if problems:
         raise ConfigError(problems)
-    cache = cluster.storage.get("cache")
-    kept = cache is not None and _is_kept(cache) and not cache.is_read_only
-    prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
-    if prepare and not kept:
-        hint = "add storage.cache with a claim or host_path, or leave prepare: auto"
-        raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
+    cache, prepare = cluster.storage.get("cache"), _prepares(cluster)
     return Plan(
         run=seen,
         cluster=cluster,
@@ -118,6 +114,46 @@ def make_plan(
         submitter=submitter,
         idle=idle,
     )
+
+
+def _prepares(cluster: ClusterSpec) -> bool:
+    """Whether a preparation goes first."""
+    cache = cluster.storage.get("cache")
+    kept = cache is not None and _is_kept(cache)
+    return cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
+
+
+def _preparation_problems(cluster: ClusterSpec) -> list[Problem]:
+    """Of the volume that it fills."""
+    cache = cluster.storage.get("cache")
+    if not _prepares(cluster):
+        return []
+    if cache is None or not _is_kept(cache):
+        hint = "add storage.cache with a claim or host_path, or leave prepare: auto"
+        return [Problem("there is no volume to prepare into", "prepare", hint)]
+    if not cache.is_read_only:
+        return []
+    hint = (
+        "mount that volume under another name, such as storage.models, and name models by their path there;"
+        " or prepare: never, where all that the run needs is in it"
+    )
+    return [Problem("what is fetched and prepared is written here", _read_only_field("cache", cache), hint)]
+
+
+def _read_only_problems(cluster: ClusterSpec) -> list[Problem]:
+    """Processes of hosts write what their user may write, whatever is said of a volume."""
+    if not kind_section(cluster.kind).on_hosts or cluster.slurm.runtime != "none":
+        return []
+    hint = "leave it out where the directory's own rights keep it, or set slurm.runtime: apptainer or pyxis"
+    return [
+        Problem("without a container nothing keeps it from being written", _read_only_field(name, volume), hint)
+        for name, volume in cluster.storage.items()
+        if volume.is_read_only
+    ]
+
+
+def _read_only_field(name: str, volume: VolumeSpec) -> str:
+    return f"cluster.yaml storage.{name}.{'read_only' if volume.read_only else 'access'}"
 
 
 def _has_place_to_prepare(cluster: ClusterSpec) -> bool:

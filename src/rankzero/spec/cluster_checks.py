@@ -79,18 +79,6 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
     return problems
 
 
-def _cache(spec: ClusterSpec) -> list[Problem]:
-    cache = spec.storage.get("cache")
-    if cache is None or not cache.is_read_only or cache.url is not None or spec.prepare == "never":
-        return []
-    field = "storage.cache.read_only" if cache.read_only else "storage.cache.access"
-    hint = (
-        "mount that volume under another name, such as storage.models, and name models by their path there;"
-        " or prepare: never, where all that the run needs is in it"
-    )
-    return [Problem("what is fetched and prepared is written here", field, hint)]
-
-
 def _environment(spec: ClusterSpec) -> list[Problem]:
     problems = []
     for name, value in spec.env.items():
@@ -164,7 +152,6 @@ def _image(spec: ClusterSpec) -> list[Problem]:
 _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ...] = (
     (("min_nodes", "num_nodes", "kind"), _elastic),
     (("storage", "num_nodes"), _volumes),
-    (("storage", "prepare"), _cache),
     (("env", "secrets"), _environment),
     (("resources",), _memory),
     (("ttl_seconds_after_finished", "kind"), _ttl),

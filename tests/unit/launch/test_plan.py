@@ -16,6 +16,7 @@ from rankzero.launch.plan import MOST_SHIPPED_BYTES, Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.launch.ship import local_files
 from rankzero.spec import local_paths
+from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.local_paths import path_fields
 from rankzero.spec.resolve import resolve
@@ -239,13 +240,50 @@ def test_a_cache_that_each_pod_has_for_itself_is_not_prepared() -> None:
         plan(cluster=cluster_spec(storage=storage, prepare="always"))
 
 
-def test_nothing_is_prepared_into_a_cache_that_cannot_be_written() -> None:
-    """Which only who prepares nothing may have: it is full (spec/cluster_checks.py)."""
-    storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "cache", "read_only": True}}
-    assert not plan(cluster=cluster_spec(storage=storage, prepare="never")).prepare
-    assert not plan(cluster=cluster_spec(storage=storage)).prepare
-    with pytest.raises(ConfigError, match="no volume to prepare into"):
-        plan(cluster=cluster_spec(storage=storage, prepare="always"))
+READ_ONLY = [{"read_only": True}, {"access": "ReadOnlyMany"}]
+
+
+def on_slurm(*settings: str, how: dict[str, Any]) -> ClusterSpec:
+    """As cluster.yaml is read by every command, with a cache that cannot be written."""
+    cache = ", ".join(f"{name}: {str(value).lower() if value is True else value}" for name, value in how.items())
+    storage = ["storage.outputs={mount: /o, host_path: /o}", f"storage.cache={{mount: /c, host_path: /c, {cache}}}"]
+    place = ["kind=slurm", "gpu=false", *storage, *settings]
+    return load_cluster_spec(None, place, env={}).spec
+
+
+@pytest.mark.parametrize("how", READ_ONLY)
+@pytest.mark.parametrize("prepare", ["auto", "always"])
+def test_nothing_is_prepared_into_a_cache_that_cannot_be_written(how: dict[str, Any], prepare: str) -> None:
+    """It is refused where that would be, and only with a run: commands about those under way know the place all the
+    same."""
+    place = ["storage.outputs={mount: /outputs, claim: o}", f"prepare={prepare}", "image=i"]
+    (field, value), *_ = how.items()
+    cache = f"storage.cache={{mount: /cache, claim: cache, {field}: {str(value).lower() if value is True else value}}}"
+    cluster = load_cluster_spec(None, [*place, cache], env={}).spec
+    with pytest.raises(ConfigError, match="what is fetched and prepared is written here") as raised:
+        plan(cluster=cluster)
+    assert raised.value.problems[0].where == f"cluster.yaml storage.cache.{field}"
+    assert not plan(cluster=cluster.model_copy(update={"prepare": "never"})).prepare
+    image = ("slurm.runtime=apptainer", "slurm.image=/o/x.sif")
+    for settings in (["prepare=always"], ["slurm.prepare_partition=cpu"]):
+        with pytest.raises(ConfigError, match="what is fetched and prepared is written here"):
+            plan(run_spec(data={"train": "o/d"}), on_slurm(*image, *settings, how=how))
+    assert not plan(run_spec(data={"train": "o/d"}), on_slurm(*image, how=how)).prepare
+
+
+@pytest.mark.parametrize("how", READ_ONLY)
+@pytest.mark.parametrize(("runtime", "refused"), [("none", True), ("apptainer", False), ("pyxis", False)])
+def test_without_a_container_nothing_is_read_only(how: dict[str, Any], runtime: str, refused: bool) -> None:
+    image = () if refused else ("slurm.image=/o/x.sif",)
+    cluster = on_slurm(f"slurm.runtime={runtime}", *image, how=how)
+    run = run_spec(data={"train": "o/d"})
+    if not refused:
+        (script,) = render(plan(run, cluster))
+        assert "/c:/c:ro" in script["spec"]["script"]
+        return
+    with pytest.raises(ConfigError, match="without a container nothing keeps it from being written") as raised:
+        plan(run, cluster)
+    assert raised.value.problems[0].where == f"cluster.yaml storage.cache.{next(iter(how))}"
 
 
 def test_changes_change_the_hash_and_claims_do_not() -> None:

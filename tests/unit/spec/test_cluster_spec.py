@@ -87,17 +87,6 @@ def test_problems(example: Path, override: str, where: str, text: str) -> None:
             "storage.cache.access",
             "filled from its url",
         ),
-        (
-            ["storage.cache={mount: /c, claim: c, read_only: true}"],
-            "storage.cache.read_only",
-            "prepared is written here",
-        ),
-        (["storage.cache={mount: /c, claim: c, access: ReadOnlyMany}"], "storage.cache.access", "another name"),
-        (
-            ["storage.cache={mount: /c, host_path: /d, read_only: true}", "prepare=always"],
-            "storage.cache.read_only",
-            "",
-        ),
         (["env.WANDB_API_KEY=canary"], "env.WANDB_API_KEY", "looks like a secret"),
         (["env.WORLD_SIZE=4"], "env.WORLD_SIZE", "rankzero or the platform sets it"),
         (["resources.shm=1Ti"], "resources.shm", "larger than all memory"),
@@ -120,12 +109,6 @@ def test_contradictions(example: Path, overrides: list[str], where: str, text: s
     assert where in problem.where
     assert text in str(problem)
     assert "canary" not in str(caught.value)
-
-
-@pytest.mark.parametrize("how", ["read_only: true", "access: ReadOnlyMany"])
-def test_a_cache_that_is_full_may_be_read_only(example: Path, how: str) -> None:
-    cache = f"storage.cache={{mount: /c, claim: c, {how}}}"
-    assert load_cluster_spec(example, [cache, "prepare=never"], env={}).spec.storage["cache"].is_read_only
 
 
 def test_every_profile_loads_and_a_wrong_name_lists_them() -> None:
