@@ -77,6 +77,11 @@ def prepare_name(name: str) -> str:
     return f"{name}-prepare"
 
 
+def job_name(name: str) -> str:
+    """What the job is called that Slurm has of a run, or of its preparation, by its object name."""
+    return f"rankzero-{name}"
+
+
 def submission_name(name: str) -> str:
     """The Secret that submit makes for a run's pods, by its object name."""
     return f"{name}-submission"

@@ -19,6 +19,7 @@ from rankzero.launch.backends.slurm import submit as slurm_submit
 from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
 from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, is_done, num_nodes, pods_of, preparation_pod
 from rankzero.launch.backends.slurm.logs import followed, recent
+from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.silence import Silence
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
 from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, end
@@ -96,14 +97,14 @@ class SlurmBackend:
         found = list(states(self._directory))
         ids = [one for state in found for one in (state.job, state.preparation) if one]
         jobs = self._slurm.jobs(ids)
-        return [self._evidence(state, jobs) for state in found]
+        return [self._evidence(state, own_jobs(state, jobs)) for state in found]
 
     def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
         """Everything about one run."""
         state = self._state(run)
         if not state.about:
             return Evidence(run=run, now=datetime.now(UTC))
-        evidence = self._evidence(state, self._slurm.jobs([one for one in (state.job, state.preparation) if one]))
+        evidence = self._evidence(state, self._jobs(state))
         parts = {_pod_name(run, part): part for part in (PREPARATION, *range(num_nodes(state.about)))}
         names = [str(pod["metadata"]["name"]) for pod in evidence.pods]
         logs = {name: "\n".join(state.last_lines(state.log(parts[name]), log_lines)) for name in names}
@@ -153,9 +154,7 @@ class SlurmBackend:
 
     def _end(self, state: RunState, say: Say) -> bool:
         """Whether there was anything to end. The run's job goes first: it would start after the other."""
-        ids = [one for one in (state.job, state.preparation) if one]
-        jobs = self._slurm.jobs(ids)
-        going = [jobs[one] for one in ids if one in jobs and not jobs[one].is_over]
+        going = [job for job in self._jobs(state).values() if not job.is_over]
         grace = whole(state.about, "spec", "grace") or 180
         if going:
             state.cancel(*(job.id for job in going))
@@ -167,8 +166,11 @@ class SlurmBackend:
         return RunState(self._directory / run)
 
     def _job(self, state: RunState) -> Job | None:
-        number = state.job
-        return _known(self._slurm.jobs([number]) if number else {}, number) if state.about else None
+        return _known(self._jobs(state), state.job) if state.about else None
+
+    def _jobs(self, state: RunState) -> dict[str, Job]:
+        """The run's job, then that of its preparation, as far as Slurm knows them."""
+        return own_jobs(state, self._slurm.jobs([one for one in (state.job, state.preparation) if one]))
 
     def _evidence(self, state: RunState, jobs: Mapping[str, Job]) -> Evidence:
         """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""

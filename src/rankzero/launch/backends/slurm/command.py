@@ -19,9 +19,9 @@ _UTC = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 """Slurm writes times of the zone that its commands are in."""
 _COLUMNS = (
     *(("JobID", 20), ("State", 24), ("RestartCnt", 10), ("SubmitTime", 24), ("StartTime", 24), ("EndTime", 24)),
-    *(("NodeList", 200), ("Reason", 400)),
+    *(("NodeList", 200), ("Reason", 400), ("Name", 200)),
 )
-_ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList"
+_ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList,JobName"
 _HABIT = re.compile(r"(SQUEUE|SACCT|SINFO|SCANCEL)_")
 _ABSENT = re.compile(r"invalid job id", re.IGNORECASE)
 _ENDING = re.compile(rf"{_ABSENT.pattern}|already completing or completed", re.IGNORECASE)
@@ -56,6 +56,7 @@ class Job:
     """All of them in one word: gpu[03-06]."""
     reason: str = ""
     """Why it waits, or how it ended, in Slurm's own words."""
+    name: str = ""
 
     @property
     def is_waiting(self) -> bool:
@@ -134,10 +135,10 @@ def read_queue(text: str) -> list[Job]:
             cells.append(line[at : at + width].strip())
             at += width
         if cells[0]:
-            number, state, restarts, submitted, started, ended, nodes, reason = cells
+            number, state, restarts, submitted, started, ended, nodes, reason, name = cells
             count = int(restarts) if restarts.isdigit() else 0
             times = (_moment(submitted), _moment(started), _moment(ended))
-            found.append(Job(number, state, count, *times, nodes, "" if reason == "None" else reason))
+            found.append(Job(number, state, count, *times, nodes, "" if reason == "None" else reason, name))
     return found
 
 
@@ -145,13 +146,14 @@ def read_accounting(text: str) -> list[Job]:
     """What sacct printed: a line a job, columns between bars."""
     found = []
     for line in text.splitlines():
-        cells = line.split("|")
-        if len(cells) != len(_ACCOUNTED.split(",")):
+        columns = _ACCOUNTED.count(",")
+        cells = line.split("|", columns)  # the last, a name, may have bars of its own
+        if len(cells) <= columns:
             continue
-        number, state, submitted, started, ended, nodes = cells
+        number, state, submitted, started, ended, nodes, name = cells
         word = state.partition(" ")[0]  # CANCELLED by 1000
         times = (_moment(submitted), _moment(started), _moment(ended))
-        found.append(Job(number, word.rstrip("+"), None, *times, nodes, state if state != word else ""))
+        found.append(Job(number, word.rstrip("+"), None, *times, nodes, state if state != word else "", name))
     return found
 
 

@@ -14,6 +14,7 @@ from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.slurm.command import Slurm, without_habits
+from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
@@ -105,7 +106,7 @@ def submit(
     given = environments(request, env)
     state = request.state
     number = state.job
-    there = slurm.jobs([number]).get(number) if number else None
+    there = own_jobs(state, slurm.jobs([number])).get(number) if number else None
     if there is not None and not there.is_over:
         before = state.about
         if _digest(before) == request.digest and number not in state.cancelled:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from rankzero.launch.backends.slurm.command import Answer
 
-WIDTHS = (20, 24, 10, 24, 24, 24, 200, 400)
+WIDTHS = (20, 24, 10, 24, 24, 24, 200, 400, 200)
 
 
 @dataclass
@@ -15,11 +17,16 @@ class FakeJob:
     state: str = "PENDING"
     reason: str = "Priority"
     restarts: int = 0
+    name: str = ""
+    """Empty: as its script says."""
+    submitted: str = ""
+    """Empty: just now."""
 
 
 def line(number: str, job: FakeJob) -> str:
     """As squeue prints it with the columns that are asked for."""
-    times = ("2026-11-22T11:00:00", "N/A" if job.state == "PENDING" else "2026-11-22T11:01:00", "N/A")
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+    times = (job.submitted or now, "N/A" if job.state == "PENDING" else "2026-11-22T11:01:00", "N/A")
     cells = (
         number,
         job.state,
@@ -27,6 +34,7 @@ def line(number: str, job: FakeJob) -> str:
         *times,
         "" if job.state == "PENDING" else "host[0-1]",
         job.reason or "None",
+        job.name,
     )
     return "".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)) + "\n"
 
@@ -80,7 +88,12 @@ class FakeSlurm:
         found = {number: self.jobs[number] for number in asked if number in self.jobs}
         if not found and len(asked) == 1:
             return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
-        return Answer(0, "".join(line(number, job) for number, job in found.items()), "")
+        named = {number: replace(job, name=job.name or self._name(number)) for number, job in found.items()}
+        return Answer(0, "".join(line(number, job) for number, job in named.items()), "")
+
+    def _name(self, number: str) -> str:
+        name = re.search(r"(?m)^#SBATCH --job-name=(.*)$", self.scripts.get(number, ""))
+        return "" if name is None else name[1]
 
     def _sacct(self, _rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
         return Answer(1, "", "Slurm accounting storage is disabled\n")

@@ -366,6 +366,33 @@ def test_what_does_not_save_in_its_time_is_ended(site: Site, monkeypatch: pytest
     assert site.slurm.jobs["17"].state == "CANCELLED" and "has not saved" in site.said[-1]
 
 
+@pytest.mark.parametrize(
+    "other", [{"name": "train-gpt"}, {"name": "rankzero-r2"}, {"submitted": "2001-02-03T04:05:06"}]
+)
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_another_job_of_the_same_number_is_left_alone(site: Site, other: dict[str, str], state: str) -> None:
+    """Of a cluster made anew on the same file system, or whose numbers have begun again."""
+    site.submit()
+    site.note(0, "begin")
+    site.slurm.jobs["17"] = FakeJob(state, **other)
+    assert (site.status().phase, site.status().findings[0].code) == ("Failed", "slurm-forgotten")
+    assert [one.run for one in site.backend.runs()] == ["r"]
+    site.backend.cancel("r", site.said.append)
+    assert "nothing of r" in site.said[-1]
+    site.submit()
+    assert set(site.slurm.scripts) == {"17", "18"}
+    assert site.backend.delete("r", claims=False, say=site.said.append)[0] == "job 18"
+    told = [call for call in site.slurm.calls if call.startswith("scancel")]
+    assert told == ["scancel 18"] and site.slurm.jobs["17"].state == state
+
+
+def test_a_preparation_of_the_same_number_is_another_job_too(site: Site) -> None:
+    prepared(site)()
+    site.slurm.jobs["17"] = FakeJob("RUNNING", name="rankzero-r")
+    site.backend.cancel("r", site.said.append)
+    assert [call for call in site.slurm.calls if call.startswith("scancel")] == ["scancel 18"]
+
+
 def test_delete_removes_the_job_and_its_directory_and_no_result(site: Site) -> None:
     site.submit()
     (site.root / "runs/r").mkdir(parents=True)

@@ -25,12 +25,13 @@ def test_columns_of_squeue() -> None:
 
 def test_bars_of_sacct() -> None:
     text = (
-        "7|CANCELLED by 1000|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu\n"
-        "8|OUT_OF_MEMORY|2026-11-22T11:00:00|Unknown|Unknown|gpu\n"
+        "7|CANCELLED by 1000|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|rankzero-r\n"
+        "8|OUT_OF_MEMORY|2026-11-22T11:00:00|Unknown|Unknown|gpu|a|b\n"
     )
     first, second = read_accounting(text)
     assert (first.state, first.reason, first.restarts) == ("CANCELLED", "CANCELLED by 1000", None)
     assert (second.state, second.started, second.is_over) == ("OUT_OF_MEMORY", None, True)
+    assert (first.name, second.name) == ("rankzero-r", "a|b"), "others may have any name"
 
 
 def test_a_job_of_long_ago_is_asked_for_in_the_accounting() -> None:
@@ -38,7 +39,7 @@ def test_a_job_of_long_ago_is_asked_for_in_the_accounting() -> None:
         if arguments[0] == "squeue":
             return Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
         assert "--jobs=7" in arguments
-        return Answer(0, "7|TIMEOUT|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu\n", "")
+        return Answer(0, "7|TIMEOUT|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|rankzero-r\n", "")
 
     assert Slurm({}, execute).jobs(["7"])["7"].state == "TIMEOUT"
 
