@@ -66,7 +66,8 @@ def test_clients_find_and_ask_for_the_same_whichever_run_is_served(tmp_path: Pat
     assert all(RUN not in one["metadata"]["labels"] for one in (pod, service, deployment)), (
         "nothing of the run's: looking at it, or deleting it, leaves the server alone"
     )
-    outputs = next(mount for mount in container["volumeMounts"] if command[4].startswith(mount["mountPath"] + "/"))
+    directory = command[command.index("serve") + 1]
+    outputs = next(mount for mount in container["volumeMounts"] if directory.startswith(mount["mountPath"] + "/"))
     assert outputs["readOnly"]
     assert container["startupProbe"]["exec"]["command"][-1] == command[command.index("--ready-file") + 1]
     port = service["spec"]["ports"][0]["targetPort"]
