@@ -31,9 +31,9 @@ def warm(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr("rankzero.api.dev.wait_until_warm", when_all_has_happened)
 
     def feed(pod: str, command: list[str], sent: bytes) -> tuple[int, bytes, bytes]:
-        if command[2] == "rankzero.launch.node.code":
+        if command[3] == "rankzero.launch.node.code":
             return 0, json.dumps(asdict(this_code())).encode(), b""
-        assert (pod, command[2]) == ("dev-0", "rankzero.launch.node.jupyter")
+        assert (pod, command[3]) == ("dev-0", "rankzero.launch.node.jupyter")
         found = {"port": 41234, "page": "lab", "token": sent.decode(), "started": True}
         return 0, json.dumps(found).encode(), b""
 
