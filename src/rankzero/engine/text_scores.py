@@ -1,14 +1,27 @@
 """How like an answer is to the one that was wanted. Pure.
 
-Both are compared without case, punctuation and runs of white space, in any script; words such as articles stay, since
-what may be left out is a matter of the language. Reasoning is no part of an answer: references are without theirs.
+Both are compared without case, punctuation and runs of white space, in any script; what is a sign, an operator, a
+decimal mark or a symbol is no punctuation. Words such as articles stay, since what may be left out is a matter of the
+language. Reasoning is no part of an answer: references are without theirs.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+
+_ONE_FORM = str.maketrans({dash: "-" for dash in "‐‑‒–−"} | {"\u2044": "/", "\u2215": "/"})
+"""Hyphens, the en dash and the minus stand for each other in what is typed. The em dash is punctuation."""
+_SUPERSCRIPT = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207b]+")
+_VARIATION = re.compile("[\ufe00-\ufe0f]")
+"""Which picture of a character is shown."""
+_LINE_MARK = re.compile(r"^[ \t]*(?:[*+-](?=\s+[^\s\d.,])|#+(?=\s)|[-*]{2,}\s*$)", re.MULTILINE)
+"""Bullets, headings and rules of Markdown."""
+_SPACED_DASHES = re.compile(r"(?<!\S)-{2,}(?!\S)")
+_EMPHASIS = re.compile(r"(?<![\w)\]])[*\u00b7]+(?=\S)|(?<=[^\s*\u00b7])[*\u00b7]+(?![\w(\[*\u00b7+-])")
+"""Stars that do not stand between two things that they could multiply."""
 
 
 def without_reasoning(text: str) -> str:
@@ -23,10 +36,34 @@ def without_reasoning(text: str) -> str:
 
 
 def normalised(text: str) -> list[str]:
-    """The words that are compared. Compatible forms of a character are one (NFKC)."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    spaced = "".join(" " if unicodedata.category(one)[0] in "PSZC" else one for one in plain)
-    return spaced.split()
+    """The words that are compared; a sign in front of a number is part of it, other symbols are words of their own.
+    Compatible forms of a character are one (NFKC), but that what is raised stays a power."""
+    powers = _SUPERSCRIPT.sub(lambda found: f"^{found[0]}", _VARIATION.sub("", text))
+    plain = unicodedata.normalize("NFKC", powers).casefold().translate(_ONE_FORM)
+    for mark in (_LINE_MARK, _SPACED_DASHES, _EMPHASIS):
+        plain = mark.sub(" ", plain)
+    return "".join(_as_words(plain, at) for at in range(len(plain))).split()
+
+
+def _as_words(text: str, at: int) -> str:
+    """What is left of a character where it stands: itself, itself as a word of its own, or white space."""
+    one, left, right = text[at], text[at - 1 : at], text[at + 1 : at + 2]
+    kind = unicodedata.category(one)
+    if kind[0] in "LMN":
+        return one
+    if one in ".,:\u066b\u066c" and right.isdigit() and (left.isdigit() or (one == "." != left and not _in_word(left))):
+        return one  # a decimal mark, and what groups digits or parts them
+    if one in "+-" and right.strip() and not (_in_word(left) or left in {")", "]"}):
+        return f" {one}"  # a sign: of what follows
+    if one == "-" and left.isalpha() and right.isalpha():  # of a word, but x-y, which is as likely a difference
+        return " " if text[at + 2 : at + 3].isalpha() or text[max(0, at - 2) : at - 1].isalpha() else f" {one} "
+    if one in "!:":
+        return f" {one} " if right == "=" else " "
+    return f" {one} " if one in "-*\u00b7/%#&@" or (kind[0] == "S" and (kind != "Sk" or one == "^")) else " "
+
+
+def _in_word(one: str) -> bool:
+    return bool(one) and unicodedata.category(one)[0] in "LMN"
 
 
 def exact_match(answer: str, wanted: str) -> bool:
