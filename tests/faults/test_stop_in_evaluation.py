@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.engine import step, worker
+from rankzero.engine import step, train, worker
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import ExitCode, StoppedError
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
-from tests.support.runs import metrics, run_here, run_root, small_spec
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
+from tests.support.tiny import chat_rows, write_jsonl
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
 pytestmark = pytest.mark.faults
@@ -96,6 +97,72 @@ def test_a_stop_in_the_evaluation_before_the_first_step(tmp_path: Path, tiny: Pa
         assert passes.count == 2
     assert run_here(spec)["steps"] == 4
     assert [row["step"] for row in metrics(spec)] == [0, 1, 2, 3, 4]
+
+
+OWED = {
+    "shorter": ({"train__max_steps": 5}, "train.max_steps"),
+    "other data": ({"data__eval": "other"}, "eval_data"),
+    "stopped": ({}, "none"),
+}
+"""Evaluations that a start makes of a step that an earlier one has made: what the setting is now, what may change."""
+
+
+@pytest.mark.parametrize(("owed", "lost"), [*((owed, "") for owed in OWED), ("shorter", "metrics")])
+def test_an_owed_evaluation_that_is_killed_is_made_by_the_next_start(
+    owed: str, lost: str, tmp_path: Path, tiny: Path
+) -> None:
+    """With all that metrics.jsonl has of its step; without, where that file is lost too."""
+    whole, killed = (begun_for(owed, tmp_path / name, tiny) for name in ("whole", "killed"))
+    changes, allowed = OWED[owed]
+    if "data__eval" in changes:
+        changes = {"data__eval": str(write_jsonl(tmp_path / "other.jsonl", chat_rows(5)))}
+    results = []
+    for spec in (whole, killed):
+        settings = {**CHANGES, "checkpoint__keep": 9, **changes}
+        now = small_spec(Path(spec.output_dir).parent, tiny, **settings)
+        for _ in range(2 if spec is killed else 0):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(train, "evaluate", dies)
+                with pytest.raises(KilledError):
+                    run_here(now, allow_changes=(allowed,))
+            if lost:
+                (run_root(spec) / "metrics.jsonl").unlink()
+        results.append(run_here(now, allow_changes=(allowed,)))
+    same = ("steps", "eval_loss", "last_evaluation", "best_step", "final_step")
+    assert [results[0][name] for name in same] == [results[1][name] for name in same]
+    assert results[1]["last_evaluation"]["step"] == results[1]["steps"]
+    first, last = without_clock(metrics(whole)), without_clock(metrics(killed))
+    if lost and owed != "stopped":  # of a stop the checkpoint knows the step
+        assert [row["step"] for row in last] == [results[1]["steps"]]
+        assert {n: last[-1][n] for n in ("loss", "epoch", "eval_loss")} == {
+            n: first[-1][n] for n in ("loss", "epoch", "eval_loss")
+        }
+    else:
+        assert last == first[-len(last) :] and (lost or len(last) == len(first))
+
+
+def begun_for(owed: str, directory: Path, tiny: Path) -> RunSpec:
+    """A run that owes an evaluation, or does by the setting that it gets."""
+    directory.mkdir()
+    spec = small_spec(directory, tiny, **CHANGES, checkpoint__keep=9)
+    with pytest.MonkeyPatch.context() as patch:
+        if owed == "shorter":
+            with pytest.raises(StoppedError):
+                run_here(spec, hooks=stop_in(5))
+        elif owed == "stopped":
+            with pytest.raises(StoppedError):
+                run_here(spec, hooks=Passes(patch, in_step=12, in_pass=2).hooks())
+        else:
+            run_here(spec)
+    return spec
+
+
+class KilledError(RuntimeError):
+    """As a kill, a lost peer, or several processes that run out of memory: nothing is saved after it."""
+
+
+def dies(*_given: Any, **_named: Any) -> None:
+    raise KilledError
 
 
 @pytest.mark.distributed

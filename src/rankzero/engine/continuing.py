@@ -3,6 +3,8 @@ Knows nothing of how a step is made."""
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,5 +133,16 @@ def with_end_evaluated(position: Position, session: Session, run_dir: RunDir, wo
     known = position.unevaluated is not None or position.eval_last_step == position.step
     if session.eval is None or known or not position.step or not is_over(position, session.schedule):
         return position
-    facts: dict[str, Any] | None = broadcast_object(step_of(run_dir.metrics, position.step) if world.is_main else None)
-    return replace(position, unevaluated=facts)
+    facts = step_of(run_dir.metrics, position.step) or forgotten_step(position, session) if world.is_main else None
+    return replace(position, unevaluated=broadcast_object(facts))
+
+
+def forgotten_step(position: Position, session: Session) -> dict[str, Any]:
+    """What can be said of the last step where metrics.jsonl has lost it; the rest is NaN."""
+    unknown = ("learning_rate", "grad_norm", "tokens", "supervised_tokens", "tokens_per_second", "peak_memory_bytes")
+    return {
+        "epoch": position.step / session.schedule.steps_per_epoch,
+        "loss": math.nan if position.train_loss_last is None else position.train_loss_last,
+        **dict.fromkeys(unknown, math.nan),
+        "time": time.time(),
+    }

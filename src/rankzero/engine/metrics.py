@@ -23,28 +23,47 @@ class MetricsLog:
 
     On resume, lines of steps that the checkpoint does not contain are removed: the file reads like that of a run that
     was never interrupted. Where a run begins (-1), what an earlier one has left is removed too, and trackers are told
-    so. They are opened at the first step, since importing them takes time that the first step should not wait for. They
+    so. The last line of a run whose evaluation was cut short lacks it (`unevaluated`); it stays until the whole one
+    takes its place, since nobody else knows what the step was.
+
+    Trackers are opened at the first step, since importing them takes time that the first step should not wait for. They
     show what is recorded here: one that fails is left out, and the run goes on.
     """
 
-    def __init__(self, run_dir: RunDir, *, resume_step: int, trackers: Callable[[int], list[Tracker]]) -> None:
-        for path in (run_dir.metrics, run_dir.saves, run_dir.samples):
-            _keep_until(path, resume_step)
+    def __init__(
+        self, run_dir: RunDir, *, resume_step: int, unevaluated: bool, trackers: Callable[[int], list[Tracker]]
+    ) -> None:
+        whole = resume_step - unevaluated
+        for path, last in ((run_dir.metrics, resume_step), (run_dir.saves, whole), (run_dir.samples, whole)):
+            _keep_until(path, last)
         with storage_errors(run_dir.metrics):
             self._file = run_dir.metrics.open("a", encoding="utf-8")
         self._saves, self._samples = run_dir.saves, run_dir.samples
-        self._open_trackers, self._first_step = trackers, resume_step + 1
+        self._open_trackers, self._first_step = trackers, whole + 1
+        self._unevaluated = resume_step if unevaluated else None
         self._trackers: list[Tracker] | None = None
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Write a step's object."""
+        line = json.dumps({"step": step, **without_nan(values)}) + "\n"
         with storage_errors(self._file.name):
-            self._file.write(json.dumps({"step": step, **without_nan(values)}) + "\n")
-            self._file.flush()
+            if step == self._unevaluated:
+                self._put_last(step, line)
+            else:
+                self._file.write(line)
+                self._file.flush()
         numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
         for tracker in list(self._opened()):
             with self._or_without(type(tracker).__name__, tracker):
                 tracker.log(step, numbers)
+
+    def _put_last(self, step: int, line: str) -> None:
+        """In the place of what the file has of this step, at once: a kill leaves the one or the other."""
+        path = Path(self._file.name)
+        self._file.close()
+        write_text(path, _lines_until(path, step - 1) + line)
+        self._file = path.open("a", encoding="utf-8")
+        self._unevaluated = None
 
     def has_samples(self, step: int) -> bool:
         """Whether prompts have been answered after this step."""
@@ -141,8 +160,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    if not path.is_file():
-        return
+    if path.is_file():
+        write_text(path, _lines_until(path, step))
+
+
+def _lines_until(path: Path, step: int) -> str:
+    """The lines of a file up to those of a step. Lines that cannot be read are left out, and that is said."""
     kept, damaged = [], 0
     *whole, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for line in (*whole, rest):
@@ -153,4 +176,4 @@ def _keep_until(path: Path, step: int) -> None:
             damaged += bool(line) and line is not rest  # the rest was cut off by the kill that this resume follows
     if damaged:
         logger.warning("[STEP] %s: %d lines cannot be read, and are left out", path, damaged)
-    write_text(path, "".join(f"{line}\n" for line in kept))
+    return "".join(f"{line}\n" for line in kept)

@@ -285,9 +285,8 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: Exit
     """metrics.jsonl, and the trackers of the spec that are files, until the run is over."""
     tracked = TrackedRun(str(spec.name), run_dir.events)
     trackers = partial(open_trackers, spec.tracking, tracked)
-    # The last line of a run whose evaluation was cut short lacks it; one that begins has no lines of its own.
-    whole = position.step - (position.unevaluated is not None) if position.step else -1
-    metrics = MetricsLog(run_dir, resume_step=whole, trackers=trackers)
+    last = position.step or -1  # one that begins has no lines of its own
+    metrics = MetricsLog(run_dir, resume_step=last, unevaluated=position.unevaluated is not None, trackers=trackers)
     let_go(stack, metrics.close)
     return metrics
 

@@ -25,7 +25,9 @@ SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"tr
 def write(run_dir: RunDir, first: int, last: int, *, resume: int | None = None, **more: Any) -> None:
     """Steps as the loop logs them; `resume` first takes the steps after it away."""
     run_dir.root.mkdir(exist_ok=True)
-    log = MetricsLog(run_dir, resume_step=first - 1 if resume is None else resume, trackers=lambda _step: [])
+    log = MetricsLog(
+        run_dir, resume_step=first - 1 if resume is None else resume, unevaluated=False, trackers=lambda _step: []
+    )
     for step in range(first, last + 1):
         log.log(step, {"epoch": step / 4, "loss": 1.0 / step, "time": float(step), **(more if step == last else {})})
     log.close()
