@@ -94,6 +94,7 @@ class Delivery:
             raise
 
     def _round(self) -> None:
+        is_first = self._server is None
         if self._server is None:
             self.sent = Sent.read(self._path)
             self._server = self._begin()
@@ -101,7 +102,8 @@ class Delivery:
         for kind in KINDS:
             while self._batch(kind, self._server):
                 pass
-        is_new = end != (self.sent.ended, self.sent.ended_start)
+        # Of a run that was killed, who begins tells what the one before it may not have come to tell.
+        is_new = end != (self.sent.ended, self.sent.ended_start) or (is_first and ended is None)
         if is_new:
             self._server.end(ended)
         if is_new or self.sent.error is not None:

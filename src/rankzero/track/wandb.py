@@ -3,14 +3,15 @@
 Keys and places are W&B's own variables (WANDB_API_KEY, WANDB_BASE_URL, WANDB_ENTITY, WANDB_PROJECT); WANDB_MODE=offline
 writes folders that `wandb sync` sends. W&B's library sends by itself and tells nobody when a row has arrived: what it
 was given it keeps in memory. So whoever begins asks the server for the last step that it has, and gives it the rows of
-metrics.jsonl after that one, also those that an earlier process had handed over and lost. Offline nobody can be asked,
-and each start writes all there is into a folder of its own.
+metrics.jsonl after that one, with answers and what is saved: an earlier process may have handed them over and lost
+them. Offline nobody can be asked, and each start writes all there is into a folder of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,10 +127,13 @@ class WandbRun:
     def _steps(self, run: Any, rows: Sequence[Row]) -> None:
         """Log the rows, and before them those that W&B should have and has not. A step is logged once there: what
         comes later of one that it has goes into the summary."""
-        spool = Spool(self._directory.metrics)
-        while lost := [row for row in spool.after(self._next - 1) if row["step"] < rows[0]["step"]]:
-            self._log(run, lost)
+        self._log_lost(run, before=rows[0]["step"])
         self._log(run, rows)
+
+    def _log_lost(self, run: Any, before: float = math.inf) -> None:
+        spool = Spool(self._directory.metrics)
+        while lost := [row for row in spool.after(self._next - 1) if row["step"] < before]:
+            self._log(run, lost)
 
     def _log(self, run: Any, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -146,8 +150,7 @@ class WandbRun:
         import wandb
 
         if not self._has_table:
-            before = Spool(self._directory.samples, joined="samples").after(-1)
-            rows = [*shown((row for row in before if row["step"] < rows[0]["step"]), Redactor(os.environ)), *rows]
+            rows = [*(row for row in self._all_answers() if row["step"] < rows[0]["step"]), *rows]
         self._has_table = True
         samples = [sample for row in rows for sample in row["samples"]]
         columns = list(dict.fromkeys(column for sample in samples for column in sample))
@@ -155,11 +158,25 @@ class WandbRun:
         table = wandb.Table(columns=columns, data=data)
         run.log({"samples": table}, step=self._next if self._last is None else self._last)
 
+    def _all_answers(self) -> list[Row]:
+        return list(shown(_all_of(Spool(self._directory.samples, joined="samples")), Redactor(os.environ)))
+
+    def _give_again(self, run: Any) -> None:
+        """All of the run that W&B lacks, or may lack, and this process was not given: who is called for the end has
+        nothing new to send where an earlier process had handed over everything before it died."""
+        self._log_lost(run)
+        answers = [] if self._has_table else self._all_answers()
+        if answers:
+            self._table(run, answers)
+        if saves := _all_of(Spool(self._directory.saves)):
+            run.summary["saved_step"] = saves[-1]["step"]
+
     def end(self, ended: Ending | None) -> None:
         """As in `Server`. Returns when W&B has everything; for a run that goes on later it is closed there too."""
+        run = self._open()
+        self._give_again(run)
         if ended is None:
             return
-        run = self._open()
         if ended == "finished" and self._directory.report.is_file():
             report = json.loads(self._directory.report.read_text(encoding="utf-8"))
             run.summary.update({name: report[name] for name in _SUMMARY if report.get(name) is not None})
@@ -167,3 +184,10 @@ class WandbRun:
             run.mark_preempting()
         run.finish(exit_code=_EXIT_CODES[ended])
         self._run = None
+
+
+def _all_of(spool: Spool) -> list[Row]:
+    found: list[Row] = []
+    while more := spool.after(found[-1]["step"] if found else -1):
+        found += more
+    return found

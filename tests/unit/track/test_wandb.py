@@ -1,0 +1,143 @@
+"""Weights & Biases, whose library says of nothing that it has arrived: what a process that dies had handed over comes
+again. A stand-in for the library keeps what it is given in memory until it is finished."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
+from rankzero.track import wandb
+from rankzero.track.send import Delivery
+from rankzero.track.spool import BATCH_ROWS
+from tests.support.trackers import note_start
+
+SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}})
+STEPS = BATCH_ROWS + 5
+
+
+class Library(ModuleType):
+    """`wandb`, and what its server has: `rows` by step, `summary`. Offline: what the newest folder has."""
+
+    def __init__(self, directory: Path, *, offline: bool) -> None:
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.Settings, self.Table = dict, as_rows
+        self.directory, self.offline = directory, offline
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.summary: dict[str, Any] = {}
+
+    def init(self, **_named: Any) -> Run:
+        if self.offline:
+            self.rows, self.summary = {}, {}
+        return Run(self)
+
+
+def as_rows(columns: list[str], data: list[list[Any]]) -> list[dict[str, Any]]:
+    """A table."""
+    return [dict(zip(columns, values, strict=True)) for values in data]
+
+
+class Run:
+    """One that a process has open; `finish` sends."""
+
+    url = "https://wandb.test/r"
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.offline, self.dir = library.offline, str(library.directory / "run/files")
+        self.step = max(library.rows, default=-1) + 1
+        self._given: dict[int, dict[str, Any]] = {}
+        self.summary: dict[str, Any] = {}
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        if step >= max(self._given, default=self.step):  # an earlier step takes nothing
+            self._given.setdefault(step, {}).update(values)
+
+    def finish(self, exit_code: int) -> None:
+        self._library.rows |= self._given
+        self._library.summary |= self.summary | {"exit_code": exit_code}
+
+
+@pytest.fixture(params=[False, True], ids=["online", "offline"])
+def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
+    made = Library(tmp_path, offline=request.param)
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setenv("WANDB_MODE", "offline" if request.param else "online")
+    return made
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps({"time": float(row["step"]), **row}) + "\n" for row in rows))
+
+
+class DeadError(RuntimeError):
+    """The process is gone, with all that the library had in its memory."""
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 3, 4, 5])
+def test_what_a_killed_sender_had_handed_over_comes_again(
+    accepted: int, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies after so many `send`s, or in its last `finish`; the next one has no row that is new."""
+    run_dir = RunDir(tmp_path / "r")
+    run_dir.root.mkdir()
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, STEPS + 1)])
+    lines(run_dir.samples, [{"step": step, "prompt": "Who?", "text": str(step)} for step in (0, 50)])
+    lines(run_dir.saves, [{"step": step, "checkpoint": f"step-{step}"} for step in range(1, STEPS + 1)])
+    note_start(run_dir, 1000.0, "finished")
+    send, sends = wandb.WandbRun.send, 0
+
+    def dies_after(run: wandb.WandbRun, kind: Any, rows: Any) -> None:
+        nonlocal sends
+        send(run, kind, rows)
+        sends += 1
+
+    def dies(_run: Run, exit_code: int) -> None:
+        raise DeadError(exit_code)
+
+    batch = Delivery._batch
+
+    def until_dead(one: Delivery, kind: Any, server: Any) -> bool:
+        if sends == accepted:
+            raise DeadError
+        return batch(one, kind, server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wandb.WandbRun, "send", dies_after)
+        patch.setattr(Delivery, "_batch", until_dead)
+        patch.setattr(Run, "finish", dies)
+        with pytest.raises(DeadError):
+            Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert sends == accepted and not library.rows
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    losses = {step: row["train/loss"] for step, row in library.rows.items() if "train/loss" in row}
+    assert losses == {step: 1.0 / step for step in range(1, STEPS + 1)}
+    answers = [row["text"] for rows in library.rows.values() for row in rows.get("samples", [])]
+    assert answers == ["0", "50"]
+    assert library.summary == {"saved_step": STEPS, "exit_code": 0}
+
+
+def test_a_run_that_was_killed_with_its_sender_is_sent_by_the_next(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says that it has ended; the library sends what it has when the process leaves."""
+    run_dir = RunDir(tmp_path / "r")
+    run_dir.root.mkdir()
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, 6)])
+    note_start(run_dir, 1000.0, None)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    begun = []
+    init = library.init
+    monkeypatch.setattr(library, "init", lambda **named: begun.append(init(**named)) or begun[-1])
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    begun[0].finish(exit_code=1)
+    assert sorted(library.rows) == [1, 2, 3, 4, 5]
