@@ -14,7 +14,7 @@ from rankzero.engine.distributed import World, broadcast_object
 from rankzero.engine.finish import copy_report, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.metrics import all_measures, step_of
-from rankzero.engine.resume import check_same_run, how_it_continues, makes_incomparable, moved
+from rankzero.engine.resume import check_same_run, how_it_continues, makes_incomparable, moved, moves_rows
 from rankzero.engine.setup import Session
 from rankzero.engine.train import is_over
 from rankzero.run_dir.atomic import put_back_displaced
@@ -22,6 +22,8 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.schedule import rows_taken
+from rankzero.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def restore(
     in_order = session.device.adds_in_fixed_order
     how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
     logger.info("[STEP] %s", how)
+    if moves_rows(accepted) and not session.train.waits:
+        say_what_is_left_out(position, session, spec)
     changed = makes_incomparable(accepted)
     if changed and (position.eval_last or position.eval_first):
         words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
@@ -112,6 +116,20 @@ def restore(
     if world.is_main:
         run_dir.point_to_best(position.best_step)
     return with_end_evaluated(position, session, run_dir, world)
+
+
+def say_what_is_left_out(position: Position, session: Session, spec: RunSpec) -> None:
+    """Where a run goes on follows from the step alone. With steps of another size, or other rows, that is not where it
+    was: warn of rows that no step will have, and of those that come again."""
+    by_now = rows_taken(position.step, len(session.train.dataset), spec.train)
+    if by_now == position.rows:
+        return
+    over = is_over(position, session.schedule)
+    differ = counted(abs(by_now - position.rows), "row")
+    what = [f"{differ} left out"] if by_now > position.rows else [f"{differ} trained once more"] * (not over)
+    words = "[DATA] step %d has had %s, and is behind %s with the new settings: %s; another name trains from the start"
+    have, had = counted(position.rows, "row"), counted(by_now, "row")
+    logger.warning(words, position.step, have, had, ", and ".join([*what, *["no step is left"] * over]))
 
 
 def best_by_another_metric(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:

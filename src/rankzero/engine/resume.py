@@ -115,6 +115,11 @@ def makes_incomparable(accepted: Collection[str]) -> list[str]:
     return [name for name in accepted if name in named]
 
 
+def moves_rows(accepted: Collection[str]) -> bool:
+    """Whether these changes make the rows of a step others: how many it has, or which there are."""
+    return not {"train.global_batch_size", "data", "tokenizer"}.isdisjoint(accepted)
+
+
 def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> dict[str, str]:
     """What does not change the maths but the order in which numbers are added up, and so their last bits: names in
     words, and values."""

@@ -60,6 +60,14 @@ def make_schedule(n_rows: int | None, train: TrainSpec) -> Schedule:
     return Schedule(steps_per_epoch, total, min(warmup_steps, total), train.lr_scheduler_type)
 
 
+def rows_taken(step: int, n_rows: int, train: TrainSpec) -> int:
+    """How many rows a run of this setting has taken by the end of `step`, or of its last step before: a row counts once
+    in each epoch."""
+    schedule = make_schedule(n_rows, train)
+    epoch, step_in_epoch = schedule.position(min(step, schedule.total_steps))
+    return epoch * n_rows + step_in_epoch * train.global_batch_size
+
+
 def _share(share: float, of: int) -> Fraction:
     """share × of with the share as it is written: 0.1 of 30 is 3, where floating point makes a little more of it."""
     return Fraction(repr(share)) * of
