@@ -121,8 +121,9 @@ def _listed(names: str | Sequence[str]) -> str:
 
 
 def _scores(position: Position, step: int) -> tuple[tuple[str, float | None, float | None], ...]:
-    """Before: the first evaluation and step; after: the weights of `step`, and the last step's loss."""
-    first, final = position.eval_first or {}, evaluation_of(position, step) or {}
-    first = {} if first == final else first  # the only evaluation that there was
+    """Before: an evaluation before the first step, and that step's loss; after: the weights of `step`, and the last
+    step's loss. The first of several evaluations on the way is no score of the base."""
+    final = evaluation_of(position, step) or {}
+    base = position.eval_first or {} if position.eval_first_step == 0 else {}
     trained = ("train loss", position.train_loss_first, position.train_loss_last)
-    return (trained, *((name, first.get(name), final.get(name)) for name in MEASURES if name in final))
+    return (trained, *((name, base.get(name), final.get(name)) for name in MEASURES if name in final))

@@ -52,7 +52,8 @@ class Position:
     """Of the first step that was finite; None before it."""
     train_loss_last: float | None = None
     eval_first: dict[str, float] | None = None
-    """The first evaluation: before training where eval.on_start is set."""
+    """The first evaluation that is compared: before training, of step 0, where eval.on_start is set."""
+    eval_first_step: int | None = None
     eval_last: dict[str, float] | None = None
     eval_last_step: int | None = None
     best: dict[str, float] | None = None
@@ -174,13 +175,14 @@ def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tup
     since = min(position.compared_from, position.step)
     position = replace(position, eval_last=metrics, eval_last_step=position.step, compared_from=since)
     if position.step == 0:
-        return replace(position, eval_first=metrics), False
+        return replace(position, eval_first=metrics, eval_first_step=0), False
+    if position.eval_first is None:
+        position = replace(position, eval_first=metrics, eval_first_step=position.step)
     best = becomes_best(metric, metrics, position.best)
     progress = is_better(metric, metrics[metric], (position.best or {}).get(metric))
     return (
         replace(
             position,
-            eval_first=position.eval_first or metrics,
             best=metrics if best else position.best,
             best_step=position.step if best else position.best_step,
             evals_since_best=0 if progress else position.evals_since_best + 1,
@@ -212,7 +214,7 @@ def under(spec: RunSpec, position: Position, *, comparable: bool) -> Position:
     say. Not `comparable`: evaluations so far were of other data, other tokens or another model than those to come."""
     if not comparable:
         position = replace(position, best=None, best_step=None, evals_since_best=0)
-        position = replace(position, eval_first=None, eval_last=None, eval_last_step=None)
+        position = replace(position, eval_first=None, eval_first_step=None, eval_last=None, eval_last_step=None)
         position = replace(position, compared_from=position.step + 1)
     patience = spec.eval.early_stopping_patience
     return replace(position, ended_early=patience is not None and position.evals_since_best >= patience)
