@@ -13,8 +13,8 @@ from rankzero.errors import ConfigError
 from rankzero.model.files import CHAT_TEMPLATES, INDEX, WEIGHTS, read_config, weight_files, weight_problems
 from rankzero.model.gguf_export import to_gguf
 from rankzero.model.merge import BaseWeights
-from rankzero.model.weights import copy_in_shards
-from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name, storage_errors
+from rankzero.model.weights import copy_in_shards, library_errors, staged_for
+from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name
 from rankzero.run_dir.result import Adapter
 
 
@@ -42,21 +42,15 @@ def export_safetensors(
         done = merge_adapter(adapter, output, base_weights=base_weights, shard_bytes=shard_bytes)
         return _counted(output, (done.in_words,))
     require_weights(place)
-    staged = output.parent / stage_name(output.name)
-    with storage_errors(output):
-        staged.mkdir(parents=True)
-    try:
-        with storage_errors(output):
-            copy_in_shards(place, staged, shard_bytes)
-            rest = {WEIGHTS, INDEX, MANIFEST, *(file.name for file in weight_files(place))}
-            for file in sorted(place.iterdir()):
-                if file.is_file() and file.name not in rest:
-                    shutil.copyfile(file, staged / file.name)
-            if (place / CHAT_TEMPLATES).is_dir():
-                shutil.copytree(place / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)
-            commit_directory(staged, output, _kept(place))
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with staged_for(output) as staged, library_errors(output):
+        copy_in_shards(place, staged, shard_bytes)
+        rest = {WEIGHTS, INDEX, MANIFEST, *(file.name for file in weight_files(place))}
+        for file in sorted(place.iterdir()):
+            if file.is_file() and file.name not in rest:
+                shutil.copyfile(file, staged / file.name)
+        if (place / CHAT_TEMPLATES).is_dir():
+            shutil.copytree(place / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)
+        commit_directory(staged, output, _kept(place))
     return _counted(output, ())
 
 

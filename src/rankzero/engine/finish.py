@@ -14,18 +14,17 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import broadcast_object
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.metrics import evaluations, without_nan
+from rankzero.engine.saving import check_space
 from rankzero.engine.setup import Session
 from rankzero.engine.train import RunContext
 from rankzero.errors import StorageError
 from rankzero.model.load import stored_dtype
-from rankzero.model.weights import export_final
+from rankzero.model.weights import export_final, library_errors, result_bytes, staged_for
 from rankzero.run_dir.atomic import (
     MANIFEST,
     commit_directory,
     place_given_by,
     read_manifest,
-    stage_name,
-    storage_errors,
     verify_directory,
     write_json,
     write_text,
@@ -70,21 +69,24 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
     state = parallel.export_state()
     if not run.world.is_main:
         return step
-    staged = run.run_dir.root / stage_name("final")
-    with storage_errors(staged):
-        staged.mkdir(parents=True)
     saved_dtype = stored_dtype(inputs.config, inputs.source.weights)
-    export_final(parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state)
-    if inputs.vision is not None:
-        inputs.vision.save(staged)
-    card = result_card(run.spec, inputs, position, step, run.run_dir)
-    write_text(staged / CARD, card_text(card))
-    who = {name: run.manifest_meta[name] for name in IDENTITIES}
-    about = {"step": step, "spec": run.manifest_meta["spec"], **who, "labels": session.labels, "card": card.to_json()}
-    weights = written_files(staged, sorted(staged.glob("*.safetensors")))
-    if weights != weights_of(run.run_dir.final):
-        leave_out_scores(run.run_dir, run.manifest_meta)
-    commit_directory(staged, run.run_dir.final, about, known=weights)
+    needed = result_bytes(parallel.module, dtype=saved_dtype, state=state)
+    check_space(run.run_dir.root, needed, "the result", "then give the same command again")
+    with staged_for(run.run_dir.final) as staged:
+        with library_errors(staged):
+            export_final(
+                parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state
+            )
+            if inputs.vision is not None:
+                inputs.vision.save(staged)
+        card = result_card(run.spec, inputs, position, step, run.run_dir)
+        write_text(staged / CARD, card_text(card))
+        about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
+        about |= {name: run.manifest_meta[name] for name in IDENTITIES}
+        weights = written_files(staged, sorted(staged.glob("*.safetensors")))
+        if weights != weights_of(run.run_dir.final):
+            leave_out_scores(run.run_dir, run.manifest_meta)
+        commit_directory(staged, run.run_dir.final, about, known=weights)
     return step
 
 

@@ -193,13 +193,18 @@ class Saver:
         return [value for _, value in told]
 
 
-def check_space(directory: Path, needed: int) -> None:
-    """Raise StorageError where the volume of `directory` has fewer than `needed` bytes left."""
+def check_space(
+    directory: Path,
+    needed: int,
+    what: str = "the checkpoint",
+    way_out: str = "set checkpoint.keep lower, or set output_dir to another one",
+) -> None:
+    """Raise StorageError where the volume of `directory` has fewer than `needed` bytes left for `what`."""
     with storage_errors(directory):
         free = shutil.disk_usage(directory).free
     if free < needed:
         raise StorageError(
-            f"the checkpoint takes {needed / 1e9:.3g} GB, and this volume has {free / 1e9:.3g} GB left",
+            f"{what} takes {needed / 1e9:.3g} GB, and this volume has {free / 1e9:.3g} GB left",
             where=str(directory),
-            hint="free space on this volume, set checkpoint.keep lower, or set output_dir to another one",
+            hint=f"free space on this volume, {way_out}",
         )

@@ -41,12 +41,10 @@ from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompt
 from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.vision import Vision, load_vision
-from rankzero.model.weights import name_stop_ids, save_whole
+from rankzero.model.weights import library_errors, name_stop_ids, save_whole, staged_for
 from rankzero.run_dir.atomic import (
     commit_directory,
     require_nothing_at,
-    stage_name,
-    storage_errors,
     write_json,
     write_text,
 )
@@ -177,16 +175,14 @@ def merge(
     plain = model.unload()
     plain.config.use_cache = True
     _say_whether_tied(plain)
-    staged = output.parent / stage_name(output.name)
-    with storage_errors(output):
-        staged.mkdir(parents=True)
-    try:
-        save_whole(plain, staged, dtype=dtype, shard_bytes=shard_bytes)
-        places: tuple[Path, ...] = (adapter, source.tokenizer, source.weights)
-        if of_run.rendering is not None:
-            _write_companions(plain, adapted, staged)
-            places = (staged, *places)
-        _copy_companions(places, staged, code=spec.trust_remote_code)
+    with staged_for(output) as staged:
+        with library_errors(output):
+            save_whole(plain, staged, dtype=dtype, shard_bytes=shard_bytes)
+            places: tuple[Path, ...] = (adapter, source.tokenizer, source.weights)
+            if of_run.rendering is not None:
+                _write_companions(plain, adapted, staged)
+                places = (staged, *places)
+            _copy_companions(places, staged, code=spec.trust_remote_code)
         head = None if adapted.head is None else ClassHead(None, adapted.head.pad_token_id)
         del model, plain, adapted
         gc.collect()
@@ -213,8 +209,6 @@ def merge(
             write_text(staged / CARD, card_text(merged))
             meta |= {"card": merged.to_json(), "labels": labels}
         commit_directory(staged, output, meta)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return done
 
 

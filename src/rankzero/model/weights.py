@@ -8,7 +8,11 @@ back bit for bit. A result is in Hugging Face format, for everything else to loa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -19,15 +23,49 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rankzero.errors import StorageError
+from rankzero.errors import RankzeroError, StorageError
 from rankzero.model.files import weight_files
-from rankzero.run_dir.atomic import write_json
+from rankzero.run_dir.atomic import stage_name, storage_errors, write_json
 
 State = dict[str, torch.Tensor]
+
+
+@contextmanager
+def library_errors(where: Path) -> Iterator[None]:
+    """What the libraries that write and read a model's files say of one, and the system, as a StorageError. Those of
+    Rust, safetensors and tokenizers, have the errno in words only."""
+    try:
+        with storage_errors(where):
+            yield
+    except RankzeroError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is not None:
+            with storage_errors(where):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        if isinstance(error, SafetensorError):
+            what = f"the tensors cannot be read or written: {error}"
+            raise StorageError(what, where=str(where)) from error
+        raise
+
+
+@contextmanager
+def staged_for(output: Path) -> Iterator[Path]:
+    """A directory beside `output` to fill and commit as it. Whatever ends the block before, nothing of it stays. Raises
+    StorageError where it cannot be made."""
+    staged = output.parent / stage_name(output.name)
+    with storage_errors(output):
+        staged.mkdir(parents=True)
+    try:
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +152,14 @@ def export_final(
         save_whole(model, directory, dtype=dtype, state=state)
     name_stop_ids(directory, stop_ids)
     tokenizer.save_pretrained(str(directory))
+
+
+def result_bytes(model: Any, *, dtype: torch.dtype, state: State | None = None) -> int:
+    """How much the weights take that `export_final` writes."""
+    if isinstance(model, PeftModel):
+        held = state or _under_all_names(model)
+        return sum(held[name].nbytes for name in file_layout(model).names.values())
+    return sum(tensor.numel() for tensor in _own_state(model, state).values()) * dtype.itemsize
 
 
 def name_stop_ids(directory: Path, stop_ids: list[int]) -> None:

@@ -7,8 +7,6 @@ sharded/                        safetensors of every process: weights under thei
 
 from __future__ import annotations
 
-import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,8 +28,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
 from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.errors import StorageError
-from rankzero.model.weights import FileLayout, saved_buffers
-from rankzero.run_dir.atomic import storage_errors
+from rankzero.model.weights import FileLayout, library_errors, saved_buffers
 
 SHARDED_DIRECTORY = "sharded"
 FILE_BYTES = 2**30
@@ -68,7 +65,7 @@ class WholeSnapshot:
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
         del group  # no other rank has anything to write
-        with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
+        with library_errors(staged / WEIGHTS_DIRECTORY):
             self.layout.write(staged / WEIGHTS_DIRECTORY, self.frozen | self.weights)
         write_tensors(self.optimizer, staged / OPTIMIZER_FILE)
 
@@ -162,29 +159,15 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def write_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
     """Whole tensors to one file. Raises StorageError."""
-    with tensor_file_errors(file):
+    with library_errors(file):
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Whole tensors from one file, on the CPU; their bytes are read when they are used. Raises StorageError."""
-    with tensor_file_errors(file):
+    with library_errors(file):
         tensors: dict[str, torch.Tensor] = load_file(file)
     return tensors
-
-
-@contextmanager
-def tensor_file_errors(where: Path) -> Iterator[None]:
-    """What safetensors and the system say of a file, as a StorageError. safetensors has the errno in words only."""
-    try:
-        with storage_errors(where):
-            yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        with storage_errors(where):
-            if number is not None:
-                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        raise StorageError(f"the tensors cannot be read or written: {error}", where=str(where)) from error
 
 
 def write_sharded(
@@ -306,11 +289,11 @@ def _files(state: dict[str, torch.Tensor], file_bytes: int) -> dict[str, int]:
 def _agreed_errors(where: Path) -> Iterator[None]:
     """What went wrong on one rank, which torch tells all of them, as a StorageError."""
     try:
-        with tensor_file_errors(where):
+        with library_errors(where):
             yield
     except CheckpointException as failure:
         cause = next(cause for cause, _ in failure.failures.values())
-        with tensor_file_errors(where):
+        with library_errors(where):
             if isinstance(cause, OSError | SafetensorError):
                 raise cause from failure
         raise StorageError(f"{type(cause).__name__}: {cause}", where=str(where)) from failure
