@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.data.batches.collators.sliced import Gather
-from rankzero.engine.distributed import LONGEST_WAIT, World
+from rankzero.engine.distributed import LONGEST_WAIT, World, all_gather_into, reduce_scatter_into
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup, size: int) -> torch.Tensor:
         ctx.group = group
         gathered = own.new_empty(size, *own.shape)
-        dist.all_gather_single(gathered.view(-1), own.reshape(-1), group=group)
+        all_gather_into(gathered.view(-1), own.reshape(-1), group=group)
         return gathered
 
     @staticmethod
@@ -59,5 +59,5 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         of_all = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         own = of_all.new_empty(of_all.shape[1:])
-        dist.reduce_scatter_single(own.view(-1), of_all.reshape(-1), group=ctx.group)
+        reduce_scatter_into(own.view(-1), of_all.reshape(-1), group=ctx.group)
         return own.to(gradient.dtype), None, None

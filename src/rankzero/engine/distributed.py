@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,9 @@ LONGEST_WAIT = timedelta(minutes=30)
 """For a collective outside of `time_limit`: the main rank may be loading, hashing or writing by itself meanwhile."""
 LONGEST_BACKGROUND_WAIT = timedelta(hours=24)
 """For work beside the steps, such as writing to a slow volume. That a peer is gone is noticed at once all the same."""
+all_gather_into: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_into: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Each by its name since torch 2.13, or before; of one tensor that has the parts of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)

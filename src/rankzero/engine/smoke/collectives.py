@@ -16,12 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankzero.engine.distributed import World, any_rank, broadcast_object, gather_objects
+from rankzero.engine.distributed import World, all_gather_into, any_rank, broadcast_object, gather_objects
 
-_all_gather_into: Callable[[Tensor, Tensor], object] = (
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)
-"""The same by its name since torch 2.13, and before."""
 SIZES = {"cpu": (2**16, 2**20, 2**24), "cuda": (2**20, 2**24, 2**28)}
 """Bytes, by kind of device: messages where latency counts up to those where bandwidth does. A bucket of gradients has
 2**26."""
@@ -105,7 +101,7 @@ def _all_gather(world: World, count: int, device: torch.device) -> _Case:
     mine = torch.full((count,), float(world.rank), device=device)
     every = torch.empty(ranks * count, device=device)
     expected = _parts([float(rank) for rank in range(ranks)], count, device).flatten()
-    return _Case(lambda: _all_gather_into(every, mine), lambda: torch.equal(every, expected), (ranks - 1) / ranks)
+    return _Case(lambda: all_gather_into(every, mine), lambda: torch.equal(every, expected), (ranks - 1) / ranks)
 
 
 def _broadcast(world: World, count: int, device: torch.device) -> _Case:
