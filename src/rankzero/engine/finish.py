@@ -222,11 +222,11 @@ def make_report(
     eval_loss, perplexity, accuracy and macro_f1 are those of the weights in final/, which are of `final_step`; null
     where these have not been evaluated. last_evaluation has the same of the run's last evaluation, and its step.
     tokens_per_second counts useful tokens (padding earns nothing) over the time spent in steps; elapsed_seconds also
-    holds evaluations and checkpoints, over all starts of the run. padding_fraction is of the tokens computed; a row's
-    last token is only a target and is never computed.
+    holds evaluations and checkpoints, over all starts of the run. padding_fraction is of the tokens computed; where
+    answers are trained, a row's last token is only a target and is never computed.
     """
     final, last, before = evaluation_of(position, final_step) or {}, position.eval_last, position.eval_first or {}
-    fed = position.tokens - position.rows
+    fed = position.tokens - position.rows * (spec.task_section.trains == "answers")
     report = {
         "name": spec.name,
         "world_size": environment["world_size"],
