@@ -34,8 +34,9 @@ class MetricsLog:
         self, run_dir: RunDir, *, resume_step: int, unevaluated: bool, trackers: Callable[[int], list[Tracker]]
     ) -> None:
         whole = resume_step - unevaluated
-        for path, last in ((run_dir.metrics, resume_step), (run_dir.saves, whole), (run_dir.samples, whole)):
+        for path, last in ((run_dir.metrics, resume_step), (run_dir.saves, resume_step), (run_dir.samples, whole)):
             _keep_until(path, last)
+        self._last_saved = max((row["step"] for row in _rows(run_dir.saves)), default=-1)
         with storage_errors(run_dir.metrics):
             self._file = run_dir.metrics.open("a", encoding="utf-8")
         self._saves, self._samples = run_dir.saves, run_dir.samples
@@ -86,10 +87,13 @@ class MetricsLog:
         return self._trackers
 
     def saved(self, step: int) -> None:
-        """Note that a checkpoint was committed."""
+        """Note that a checkpoint was committed; once of each step, which may be saved again with its evaluation."""
+        if step <= self._last_saved:
+            return
         entry = {"step": step, "time": time.time(), "checkpoint": f"step-{step}"}
         with storage_errors(self._saves), self._saves.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+        self._last_saved = step
 
     def close(self) -> None:
         """Let go of the file and of the trackers."""

@@ -42,7 +42,7 @@ from rankzero.engine.resume import (
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import Activity, Tell, stop_on_signals
-from rankzero.engine.train import RunContext, train
+from rankzero.engine.train import RunContext, tell_what_is_saved, train
 from rankzero.errors import StorageError
 from rankzero.model.load import settle_libraries
 from rankzero.run_dir.atomic import ONE_VOLUME, remove_stale, stage_name, write_json, write_text
@@ -128,7 +128,7 @@ def run(
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
         sender.start(anew=meta if saved is None else None)
         keep, step = spec.checkpoint.keep, position.step
-        saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
+        saver = Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step)
         context = RunContext(
             spec=spec,
             options=options,
@@ -143,6 +143,7 @@ def run(
             manifest_meta=meta,
             hooks=hooks or Hooks(),
         )
+        begin_saving(context, stack)
         log_plan(spec, session, inputs, world)
         position = train_and_time(session, context, position)
         measured = {
@@ -289,6 +290,16 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: Exit
     metrics = MetricsLog(run_dir, resume_step=last, unevaluated=position.unevaluated is not None, trackers=trackers)
     let_go(stack, metrics.close)
     return metrics
+
+
+def begin_saving(run: RunContext, stack: ExitStack) -> None:
+    """Let the saver work until the run is over. saves.jsonl gets what an earlier start had committed and was ended
+    before it told; what this one is still writing when it ends, however it does, is told behind that."""
+    if run.metrics is not None:
+        for step in sorted(run.run_dir.committed_steps()):
+            run.metrics.saved(step)
+    let_go(stack, partial(tell_what_is_saved, run))
+    stack.enter_context(run.saver)
 
 
 def open_pace(spec: RunSpec, session: Session, world: World) -> Pace | None:
