@@ -229,7 +229,7 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 def gguf_place(file: Path) -> Path:
     """Where in the cache a GGUF file lies as a plain directory, by its content and by how it is converted."""
-    digest = hashlib.sha256(f"{file_sha256(file)}:2".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{file_sha256(file)}:3".encode()).hexdigest()[:16]
     return cache_root() / "models" / f"{file.stem}-{digest}"
 
 

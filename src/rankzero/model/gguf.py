@@ -17,6 +17,8 @@ from rankzero.errors import ConfigError
 from rankzero.model.files import gguf_place
 from rankzero.wording import first_line
 
+SAFETENSORS = "take the safetensors files of this model: transformers does not read all of it from GGUF"
+
 
 def gguf_as_safetensors(file: Path) -> Path:
     """A GGUF file's model and tokenizer as a plain directory in the cache, converted once per content.
@@ -50,11 +52,15 @@ def gguf_as_safetensors(file: Path) -> Path:
 
 
 def _require_all(file: Path, report: dict[str, Any]) -> None:
-    """Raise ConfigError where weights were made up that should have been read."""
+    """Raise ConfigError where weights were made up that should have been read, or read and put nowhere."""
+    if report["unexpected_keys"]:
+        unread = sorted(report["unexpected_keys"])
+        what = f"what this file says would be lost: {', '.join(unread[:3])}"
+        raise ConfigError(what, where=str(file), hint=SAFETENSORS)
     drawn = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
     if not drawn:
         return
-    hint = "take the safetensors files of this model: transformers does not read all of it from GGUF"
+    hint = SAFETENSORS
     if re.search(r"-[0-9]+-of-[0-9]+$", file.stem):
         hint = "this is a part of a model: join the parts by llama.cpp's `llama-gguf-split --merge`"
     what = f"{len(drawn)} of the model's weights are not in this file, or in another shape: {', '.join(drawn[:3])}"
@@ -78,6 +84,8 @@ def _convert_gguf(file: Path, staged: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from rankzero.model.gguf_contents import complete_config
+
     # Not resolved: the Hub's own cache has links, and what they lead to is called otherwise.
     directory, name = str(file.absolute().parent), file.name
     try:
@@ -93,7 +101,7 @@ def _convert_gguf(file: Path, staged: Path) -> None:
             hint="it may be cut off, or of an architecture that transformers does not read from GGUF",
         ) from error
     _require_all(file, report)
-    config = quantised.config
+    config = complete_config(file, quantised, hint=SAFETENSORS)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     plain = type(quantised)(config)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -30,8 +32,14 @@ NAMES = {
 LAYERS, WIDTH, HEADS = 2, 32, 2
 
 
-def write_gguf(path: Path, holds: Callable[[str], bool] = lambda name: True) -> torch.nn.Module:
-    """A tiny Llama, of which the file holds these tensors. Returns the model."""
+def write_gguf(
+    path: Path,
+    holds: Callable[[str], bool] = lambda name: True,
+    *,
+    says: Mapping[str, float | int | str | bool] = MappingProxyType({}),
+    beside: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> torch.nn.Module:
+    """A tiny Llama, of which the file holds these tensors, and says this besides. Returns the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = tiny_tokenizer(chat_template=None)
@@ -57,6 +65,9 @@ def write_gguf(path: Path, holds: Callable[[str], bool] = lambda name: True) -> 
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_vocab_size(len(tokenizer))
+    adds = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}
+    for key, value in says.items():
+        adds[type(value)](f"llama.{key}", value)
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
@@ -70,6 +81,8 @@ def write_gguf(path: Path, holds: Callable[[str], bool] = lambda name: True) -> 
         module, _, kind = name.rpartition(".")
         if holds(name):
             writer.add_tensor(f"{names[module]}.{kind}", tensor.numpy())
+    for name, tensor in beside.items():
+        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,3 +134,87 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4096])
     with pytest.raises(ConfigError, match="cannot be read"):
         gguf_as_safetensors(file)
+
+
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.scaling.finetuned": True,
+}
+THETA = {"rope.freq_base": 500000.0}
+
+
+def llama3_factors(factor: float, *, low: float = 1.0, high: float = 4.0, length: int = 8192) -> torch.Tensor:
+    """What each frequency is divided by, as llama.cpp writes it down."""
+    factors = []
+    for number in range(WIDTH // HEADS // 2):
+        turns = length * 500000.0 ** (-number / (WIDTH // HEADS // 2)) / (2 * math.pi)
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - share) / factor + share))
+    return torch.tensor(factors, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("says", "factor", "rope"),
+    [
+        (LINEAR, None, {"rope_type": "linear", "factor": 4.0}),
+        (YARN, None, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}),
+        (
+            {**YARN, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_attn_factor": 1.5},
+            None,
+            {"beta_fast": 16.0, "attention_factor": 1.5},
+        ),
+        (THETA, 8.0, {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}),
+        (THETA, 32.0, {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        (THETA, 1.0, {"rope_type": "default"}),
+        (
+            {"rope.scaling.type": "none", "attention.key_length": WIDTH // HEADS, "expert_count": 0},
+            None,
+            {"rope_type": "default"},
+        ),
+    ],
+)
+def test_positions_are_scaled_as_the_file_says(
+    says: dict[str, float | int | str | bool], factor: float | None, rope: dict[str, object], tmp_path: Path
+) -> None:
+    """transformers reads none of it: the model would be trained, merged and exported with other positions."""
+    from transformers import AutoModelForCausalLM
+
+    file = tmp_path / "x.gguf"
+    factors = None if factor is None else llama3_factors(factor)
+    write_gguf(file, says=says, beside={} if factors is None else {"rope_freqs.weight": factors})
+    model = AutoModelForCausalLM.from_pretrained(gguf_as_safetensors(file))
+    assert rope.items() <= model.config.rope_parameters.items()
+    if factors is not None:
+        plain = 500000.0 ** (-torch.arange(len(factors)) / len(factors))
+        torch.testing.assert_close(model.model.rotary_emb.inv_freq, plain / factors, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("says", "beside", "named"),
+    [
+        ({}, {"blk.0.attn_q.bias": torch.ones(WIDTH)}, "blk.0.attn_q.bias"),
+        ({}, {"blk.1.attn_v.scale": torch.ones(1)}, "blk.1.attn_v.scale"),
+        (THETA, {"rope_freqs.weight": llama3_factors(8.0, high=8.0)}, "rope_freqs.weight"),
+        ({"rope.scaling.type": "longrope"}, {}, "rope.scaling.type = longrope"),
+        ({**LINEAR, "rope.scaling.attn_factor": 1.2}, {}, "rope.scaling.attn_factor = 1.2"),
+        ({**YARN, "rope.scaling.yarn_log_multiplier": 0.1}, {}, "rope.scaling.yarn_log_multiplier"),
+        ({"rope.scale_linear": 4.0}, {}, "llama.rope.scale_linear = 4"),
+        ({"attention.causal": False}, {}, "llama.attention.causal = False"),
+        ({"attention.scale": 0.5}, {}, "llama.attention.scale = 0.5"),
+        ({"attention.sliding_window": 64}, {}, "llama.attention.sliding_window = 64"),
+        ({"logit_scale": 0.25}, {}, "llama.logit_scale = 0.25"),
+        ({"attention.value_length": 8}, {}, "llama.attention.value_length = 8"),
+    ],
+)
+def test_nothing_that_a_file_says_is_lost_in_silence(
+    says: dict[str, float | int | str | bool], beside: dict[str, torch.Tensor], named: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.gguf"
+    write_gguf(file, says=says, beside=beside)
+    for _ in range(2):  # nothing half is kept
+        with pytest.raises(ConfigError, match="would be lost") as caught:
+            gguf_as_safetensors(file)
+    assert named in str(caught.value) and "safetensors files" in caught.value.problems[0].hint
