@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,10 @@ def weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
         return problems
     problems += _config_problems(directory)
     if (directory / WEIGHTS).is_file():
-        return problems
+        return problems + _scale_problems(directory)
     if (directory / INDEX).is_file():
-        return problems + _index_problems(directory)
+        found = _index_problems(directory)
+        return problems + (found or _scale_problems(directory))
     pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
     if pickled and trust_pickle:
         return problems
@@ -197,6 +199,49 @@ def _index_problems(directory: Path) -> list[Problem]:
     missing = [shard for shard in shards if not (directory / shard).is_file()]
     hint = f"copy the {len(missing)} of {len(shards)} shards that are missing"
     return [Problem(f"{shard} is missing", str(directory), hint) for shard in missing]
+
+
+_EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8"})
+_SCALED_BY = ("{0}_scale_inv", "{1}.weight_scale_inv", "{1}.scale", "{1}.qscale_weight")
+"""Where the scales of a weight are looked for as it is read: by its name, and by its module's."""
+
+
+def _scale_problems(directory: Path) -> list[Problem]:
+    """Weights in 8 bits that would be read as if these were their values: without scales, or by scales for other
+    places. Their format is one of those that config.json does not name, or names otherwise."""
+    config = read_config(directory)
+    text = config.get("text_config")
+    packing = config.get("quantization_config") or (text or {}).get("quantization_config") or {}
+    stored = {
+        name: entry
+        for file in weight_files(directory)
+        for name, entry in (_header(file) or {}).items()
+        if name != "__metadata__"
+    }
+    for name, entry in stored.items():
+        kinds = _EIGHT_BITS if not packing else _EIGHT_BITS - {"I8", "U8"}  # what packs into bytes names them itself
+        if entry["dtype"] not in kinds or len(entry["shape"]) < 2:
+            continue
+        names = [pattern.format(name, name.removesuffix(".weight")) for pattern in _SCALED_BY] if packing else []
+        scales = next((stored[scale]["shape"] for scale in names if scale in stored), None)
+        if scales is not None and _scales_fit(entry["shape"], scales, packing.get("weight_block_size")):
+            continue
+        unknown = "nothing says by which scales" if scales is None else "its scales are of no layout that is known"
+        what = f"{name} is stored in 8 bits ({entry['dtype']}), and {unknown}"
+        hint = "take its unquantised weights, or FP8 ones with weight_scale_inv and a quantization_config"
+        return [Problem(what, str(directory), hint)]
+    return []
+
+
+def _scales_fit(weight: list[int], scales: list[int], block: list[int] | None) -> bool:
+    """Whether scales are one for all, or a grid over the rows and columns of a weight."""
+    if prod(scales) == 1:
+        return True
+    if len(scales) != len(weight):
+        return False
+    sizes = list(zip(weight[-2:], scales[-2:], strict=True))
+    cut = block is not None and all(-(-size // of) == count for (size, count), of in zip(sizes, block, strict=True))
+    return cut or all(count and size % count == 0 for size, count in sizes)
 
 
 def _weight_map(directory: Path) -> dict[str, str] | None:

@@ -3,10 +3,14 @@ what is done before training on them. Knows nothing of how packed weights comput
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.nn import functional
 from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer, register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -215,7 +219,10 @@ class Packer(HfQuantizer):  # type: ignore[misc]
             return weight_conversions
         conversions: list[Any] = self.source.update_weight_conversions(weight_conversions, model)
         converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+        block = (self.quantization_config.source or {}).get("weight_block_size")
         for converter in converters:
+            if block is not None:
+                _let_blocks_be_cut(converter, tuple(block))
             converter.operations = [*converter.operations, Pack(self)]
         if not any("weight" in converter.target_patterns for converter in converters):  # layers are read as they are
             conversions.append(WeightConverter(["weight"], ["weight"], [Pack(self)]))
@@ -240,6 +247,30 @@ class Packer(HfQuantizer):  # type: ignore[misc]
     @property
     def is_trainable(self) -> bool:
         return True
+
+
+def _let_blocks_be_cut(converter: Any, block: tuple[int, int]) -> None:
+    """Unpack weights whose last blocks are cut off by the weight's edge. transformers 5.23 takes all blocks of a weight
+    to be of one size, and so finds scales for other places than they were made for, or none."""
+    for operation in converter.operations:
+        if isinstance(operation, Fp8Dequantize):
+            operation._dequantize_one = partial(_unpacked_by_blocks, operation._dequantize_one, block)
+
+
+def _unpacked_by_blocks(
+    unpack_whole: Callable[..., torch.Tensor],
+    block: tuple[int, int],
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    rows, columns = packed.shape[-2:]
+    below, beside = -rows % block[0], -columns % block[1]
+    grid = ((rows + below) // block[0], (columns + beside) // block[1])
+    if packed.element_size() != 1 or tuple(scales.shape[-2:]) != grid:  # a scale for all of it, or for each row
+        return unpack_whole(packed, scales, output_dtype=output_dtype)
+    whole = functional.pad(packed.view(torch.uint8), (0, beside, 0, below)).view(packed.dtype)
+    return unpack_whole(whole, scales, output_dtype=output_dtype)[..., :rows, :columns].contiguous()
 
 
 class Pack(ConversionOps):  # type: ignore[misc]

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
+from rankzero.model.files import weight_problems
 from rankzero.model.load import empty_model, load_config
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
 from rankzero.model.quantize import unpack
@@ -144,3 +145,82 @@ def test_a_bitsandbytes_checkpoint_is_used_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="packed by bitsandbytes") as refused:
         loaded(source, spec_of())
     assert "model.quantization: nf4" in refused.value.problems[0].hint
+
+
+def one_fp8_checkpoint(root: Path, sizes: tuple[int, int], layout: str) -> tuple[ModelSource, dict[str, torch.Tensor]]:
+    """A Llama with these widths whose layers are in FP8, and what each weight stands for."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, inner = sizes
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=2, vocab_size=600
+    )
+    stored, stands_for = {}, {}
+    for name, weight in LlamaForCausalLM(config).state_dict().items():
+        if weight.ndim != 2 or "layers" not in name:
+            stored[name] = weight
+            continue
+        weight = weight * torch.logspace(0, 2, len(weight))[:, None]  # blocks differ, and so do their scales
+        if layout == "blocks":
+            packed, scale = to_float8(weight)
+            stands_for[name] = from_float8(packed, scale, torch.float32)
+        else:
+            largest = weight.abs().amax(dim=1, keepdim=True) if layout == "rows" else weight.abs().max()
+            scale = largest / torch.finfo(FLOAT8).max
+            packed = (weight / scale).to(FLOAT8)
+            stands_for[name] = packed.float() * scale
+        stored |= {name: packed, f"{name}_scale_inv": scale}
+    root.mkdir()
+    save_file(stored, root / "model.safetensors", metadata={"format": "pt"})
+    tiny_tokenizer().save_pretrained(root)
+    block = [128, 128] if layout == "blocks" else None
+    packing = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block}
+    config.architectures, config.quantization_config = ["LlamaForCausalLM"], packing
+    config.save_pretrained(root)
+    return ModelSource(root, root, "fp8"), stands_for
+
+
+@pytest.mark.parametrize("layout", ["blocks", "rows", "whole"])
+@pytest.mark.parametrize("sizes", [(128, 256), (192, 960), (576, 64)])
+def test_scales_are_those_of_their_places(layout: str, sizes: tuple[int, int], tmp_path: Path) -> None:
+    """Also where the last blocks of a weight are cut off by its edge."""
+    source, stands_for = one_fp8_checkpoint(tmp_path / "fp8", sizes, layout)
+    assert weight_problems(tmp_path / "fp8", trust_pickle=False) == []
+    for spec in (spec_of(), packed_spec("llama", "fp8")):
+        if spec.model.quantization == "fp8" and layout != "blocks":  # packed again, by other scales
+            continue
+        model = loaded(source, spec)
+        for name, weight in stands_for.items():
+            read = model.get_submodule(name.rpartition(".")[0]).weight
+            torch.testing.assert_close(read.detach(), weight, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("scales", "packing", "says"),
+    [
+        ("weight_scale", {"quant_method": "fp8", "activation_scheme": "static"}, "nothing says by which scales"),
+        ("weight_scale", None, "nothing says by which scales"),
+        (None, {"quant_method": "fp8", "weight_block_size": [128, 128]}, "nothing says by which scales"),
+        ("weight_scale_inv", {"quant_method": "fp8", "weight_block_size": [100, 100]}, "no layout that is known"),
+    ],
+)
+def test_weights_in_8_bits_are_never_read_without_their_scales(
+    scales: str | None, packing: dict[str, Any] | None, says: str, tmp_path: Path
+) -> None:
+    """As AutoFP8 and ModelOpt write them: cast without their scales, they would be hundreds of times too large."""
+    one_fp8_checkpoint(tmp_path / "fp8", (576, 64), "blocks")
+    values = load_file(tmp_path / "fp8/model.safetensors")
+    renamed = {}
+    for name, tensor in values.items():
+        if not name.endswith("_scale_inv"):
+            renamed[name] = tensor
+        elif scales is not None:
+            renamed[name.replace("weight_scale_inv", scales)] = tensor
+    save_file(renamed, tmp_path / "fp8/model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "fp8/config.json").read_text())
+    del config["quantization_config"]
+    config |= {} if packing is None else {"quantization_config": packing}
+    (tmp_path / "fp8/config.json").write_text(json.dumps(config))
+    problems = weight_problems(tmp_path / "fp8", trust_pickle=False)
+    assert [says in problem.what for problem in problems] == [True] and "unquantised" in problems[0].hint
