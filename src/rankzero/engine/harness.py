@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rankzero.engine.chat import Voice
@@ -52,7 +53,9 @@ def run_tasks(
             speaker = voice.speaker
             chat = speaker.tokenizer.chat_template is not None
             with voice.muted():
-                model = HFLM(pretrained=speaker.model, tokenizer=speaker.tokenizer, batch_size=batch_size)
+                with _tied_as_it_is(speaker.model):
+                    model = HFLM(pretrained=speaker.model, tokenizer=speaker.tokenizer, batch_size=batch_size)
+                model.chat_template_args = dict(speaker.template_kwargs)
                 try:
                     results = simple_evaluate(
                         model=model,
@@ -69,6 +72,17 @@ def run_tasks(
             for task, metrics in results["results"].items():
                 found.setdefault(task, {})[voice.name or "tuned"] = _numbers(metrics)
     return found
+
+
+@contextmanager
+def _tied_as_it_is(model: Any) -> Iterator[None]:
+    """Let nobody tie the weights of a loaded model again, as HFLM does to what it is given: an adapter that trains
+    embeddings has parted or tied them itself, and transformers fails at its modules."""
+    model.tie_weights = lambda: None
+    try:
+        yield
+    finally:
+        del model.tie_weights
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
