@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -27,8 +28,20 @@ from rankzero.spec.tasks import MEASURES
 _MOST_HASHED = 20
 
 
-def result_card(spec: RunSpec, inputs: Inputs, position: Position, step: int, run_dir: RunDir) -> Card:
-    """The card of the weights of `step`. Reads the data files' hashes, the base's licence and the run's samples."""
+_NOT_SERVED = ("use_dora", "modules_to_save", "target_parameters", "trainable_token_indices")
+
+
+def served_apart(adapter: Mapping[str, Any]) -> bool:
+    """Whether vLLM takes an adapter with this adapter_config.json. A spec does not say it: routers and projectors are
+    trained in full, and some layers as tensors."""
+    return not any(adapter.get(name) for name in _NOT_SERVED)
+
+
+def result_card(
+    spec: RunSpec, inputs: Inputs, position: Position, step: int, run_dir: RunDir, adapter: Mapping[str, Any]
+) -> Card:
+    """The card of the weights of `step`; `adapter` is what is written as its adapter_config.json, {} of a whole model.
+    Reads the data files' hashes, the base's licence and the run's samples."""
     model, lora = spec.model, spec.lora
     base_id = hub_id(model.name, elsewhere=model.local_dir is not None)
     return Card(
@@ -40,9 +53,11 @@ def result_card(spec: RunSpec, inputs: Inputs, position: Position, step: int, ru
         form="whole" if lora is None else "adapter",
         quantization=model.quantization if lora is not None else "none",
         rank=None if lora is None else lora.r,
-        served_apart=lora is not None and not (lora.use_dora or lora.modules_to_save or lora.trainable_token_indices),
+        served_apart=lora is not None and served_apart(adapter),
         labels=inputs.labels,
         is_chat=inputs.tokenizer.chat_template is not None,
+        revision=model.revision,
+        chat_template_kwargs=spec.data.chat_template_kwargs,
         datasets=_hub_data(spec),
         data=(*_files("train", inputs.train, spec), *_files("eval", inputs.eval, spec)),
         fingerprint=inputs.train.fingerprint,

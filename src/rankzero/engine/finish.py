@@ -33,7 +33,7 @@ from rankzero.run_dir.atomic import (
 from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import verify_result
+from rankzero.run_dir.result import ADAPTER_CONFIG, verify_result
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
@@ -79,7 +79,9 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
             )
             if inputs.vision is not None:
                 inputs.vision.save(staged)
-        card = result_card(run.spec, inputs, position, step, run.run_dir)
+        config = staged / ADAPTER_CONFIG
+        adapter = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        card = result_card(run.spec, inputs, position, step, run.run_dir, adapter)
         write_text(staged / CARD, card_text(card))
         about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
         about |= {name: run.manifest_meta[name] for name in IDENTITIES}

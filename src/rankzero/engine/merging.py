@@ -14,13 +14,12 @@ from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.console import logger, results_alone_on_stdout
 from rankzero.errors import RankzeroError, StorageError
-from rankzero.model.files import TOKENIZER_FILES
 from rankzero.model.load import load_tokenizer, settle_libraries
 from rankzero.model.merge import BaseWeights, Merged, OfRun, merge
 from rankzero.model.source import locate, require_trained_base, warn_of_another_base
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.card import card_of
-from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.paths import RunDir, has_tokenizer
 from rankzero.run_dir.result import Adapter, spec_of
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import RunSpec
@@ -75,7 +74,7 @@ def first_rows(spec: RunSpec, trained: Adapter) -> list[list[int]]:
     proof."""
     try:
         parts = parts_of(spec.data)
-        own = any((trained.directory / name).is_file() for name in TOKENIZER_FILES)  # a checkpoint has none
+        own = has_tokenizer(trained.directory)  # a checkpoint has none
         place = spec.model.model_copy(update={"tokenizer_dir": str(trained.directory)} if own else {})
         template = None if trained.rendering is None else trained.rendering.chat_template
         tokenizer = load_tokenizer(locate(place), place, template)

@@ -402,7 +402,7 @@ def to_train(model: Any, spec: RunSpec, *, base_name: str, tokens: Sequence[int]
     """The model with its adapters, or with what is not trained frozen. `base_name` is what an adapter says it belongs
     to, `tokens` those whose embeddings are trained. Raises ConfigError."""
     if spec.lora is not None:
-        return apply_lora(
+        adapted = apply_lora(
             model,
             spec.lora,
             parts=spec.train.parts,
@@ -412,6 +412,9 @@ def to_train(model: Any, spec: RunSpec, *, base_name: str, tokens: Sequence[int]
             base_name=base_name,
             tokens=tokens,
         )
+        for config in adapted.peft_config.values():
+            config.revision = spec.model.revision  # with the name it says which weights these are
+        return adapted
     freeze_to(model, wanted_parts(spec.train.parts, model, adapters=False))
     return model
 

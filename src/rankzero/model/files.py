@@ -15,8 +15,8 @@ from typing import Any
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
+from rankzero.run_dir.paths import has_tokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 CHAT_TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates that have names: one for tools, say, beside the default one."""
 WEIGHTS = "model.safetensors"
@@ -85,7 +85,7 @@ def weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
 
 def tokenizer_problems(directory: Path) -> list[Problem]:
     """Whether there is a tokenizer."""
-    if any((directory / name).is_file() for name in TOKENIZER_FILES):
+    if has_tokenizer(directory):
         return []
     hint = "copy tokenizer.json and tokenizer_config.json, or set model.tokenizer_dir"
     return [Problem("no tokenizer: tokenizer.json is missing", str(directory), hint)]

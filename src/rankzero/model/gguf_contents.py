@@ -143,7 +143,8 @@ def _same(value: Any, said: Any) -> bool:
 def _of_positions(config: Any) -> dict[str, Any]:
     """How positions are computed, of layers that see everything where kinds of layers differ: only those are scaled."""
     rope: dict[str, Any] = config.rope_parameters
-    return rope.get("full_attention", rope)
+    whole: dict[str, Any] = rope.get("full_attention", rope)
+    return whole
 
 
 def _scaling(own: dict[str, Any], unread: list[str]) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
 from rankzero.errors import ConfigError, RankzeroError
-from rankzero.model.files import CHAT_TEMPLATES, TOKENIZER_FILES, tokenizer_problems
+from rankzero.model.files import CHAT_TEMPLATES
 from rankzero.model.load import (
     ClassHead,
     kind_of,
@@ -49,7 +49,7 @@ from rankzero.run_dir.atomic import (
     write_text,
 )
 from rankzero.run_dir.card import CARD, Card, card_text
-from rankzero.run_dir.paths import MERGE
+from rankzero.run_dir.paths import MERGE, TOKENIZER_FILES, has_tokenizer
 from rankzero.run_dir.result import Rendering
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import counted
@@ -250,7 +250,7 @@ def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> Non
     `code` also the model's own."""
     names = [*OTHERS, *(file.name for file in sorted(places[-1].glob("*.py")) if code)]
     found = [(name, next((place for place in places if (place / name).is_file()), None)) for name in names]
-    whole = next((place for place in places if not tokenizer_problems(place)), None)
+    whole = next((place for place in places if has_tokenizer(place)), None)
     found += [(name, whole) for name in OF_TOKENIZER]
     for name, place in found:
         if place not in (None, staged) and (place / name).is_file():

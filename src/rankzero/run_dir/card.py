@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,10 @@ class Card:
     """Whether a server that takes adapters takes this one."""
     labels: tuple[str, ...] | None = None
     is_chat: bool = False
+    revision: str | None = None
+    """Of a base on the Hub."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template was given besides the turns; whoever asks the result gives it the same."""
     datasets: tuple[str, ...] = ()
     """Data sets on the Hub."""
     data: tuple[DataFile, ...] = ()
@@ -111,7 +115,7 @@ class Card:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Card:
         """What `to_json` gave. Raises TypeError or KeyError where it is something else."""
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         read = {name: _as_tuples(one) for name, one in value.items() if name in known}
         read["licence"] = Licence(**value["licence"])
         read["data"] = tuple(DataFile(**one) for one in value["data"])
@@ -226,11 +230,26 @@ def _introduction(card: Card) -> str:
 
 
 def _load(card: Card) -> list[str]:
+    revision = card.revision if card.base_id is not None else None
     code = python(
-        kind=card.kind, form=card.form, quantization=card.quantization, labels=card.labels, is_chat=card.is_chat
+        kind=card.kind,
+        form=card.form,
+        quantization=card.quantization,
+        labels=card.labels,
+        is_chat=card.is_chat,
+        revision=revision,
+        template_kwargs=card.chat_template_kwargs,
     )
     rank = card.rank if card.served_apart else None
-    lines = commands(kind=card.kind, form=card.form, base=card.base_id or "BASE", name=card.name, rank=rank)
+    lines = commands(
+        kind=card.kind,
+        form=card.form,
+        base=card.base_id or "BASE",
+        name=card.name,
+        rank=rank,
+        revision=revision,
+        template_kwargs=card.chat_template_kwargs,
+    )
     found = ["## How to load it", "In this directory:", f"```\n{lines}\n```", f"```python\n{code}\n```"]
     if card.form == "adapter" and card.base_id is None:
         found.append("`adapter_config.json` says where the base was; elsewhere, give its directory instead.")

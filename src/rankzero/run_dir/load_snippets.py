@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import json
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Any, Literal
 
 Kind = Literal["causal", "vision", "classifier"]
 Form = Literal["adapter", "merged", "whole"]
@@ -24,13 +26,13 @@ four_bits = BitsAndBytesConfig(  # as it was trained on
     bnb_4bit_compute_dtype=torch.bfloat16,
 )"""
 _CHAT = """\
-chat = [{"role": "user", "content": "What is the capital of Peru?"}]
-inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
+chat = [{{"role": "user", "content": "What is the capital of Peru?"}}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True{more})"""
 _TEXT = 'inputs = tokenizer("The capital of Peru is", return_tensors="pt")'
 _PICTURE = """\
 image = Image.new("RGB", (224, 224), "teal")  # yours
-chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
-text = processor.apply_chat_template(chat, add_generation_prompt=True)
+chat = [{{"role": "user", "content": [{{"type": "image"}}, {{"type": "text", "text": "What is this?"}}]}}]
+text = processor.apply_chat_template(chat, add_generation_prompt=True{more})
 inputs = processor(text=[text], images=[image], return_tensors="pt")"""
 _WRITE = """\
 reply = model.generate(**inputs, max_new_tokens=64)
@@ -41,8 +43,18 @@ with torch.inference_mode():
     print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
 
 
-def python(*, kind: Kind, form: Form, quantization: str, labels: Sequence[str] | None, is_chat: bool) -> str:
-    """A script that loads a result from the directory that it is run in, and asks it something."""
+def python(
+    *,
+    kind: Kind,
+    form: Form,
+    quantization: str,
+    labels: Sequence[str] | None,
+    is_chat: bool,
+    revision: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """A script that loads a result from the directory that it is run in, and asks it something. `revision`: of an
+    adapter's base; `template_kwargs`: as data.chat_template_kwargs."""
     adapter, packed = form == "adapter", form == "adapter" and quantization == "nf4"
     imports = [_CLASSES[kind], "AutoProcessor" if kind == "vision" else "AutoTokenizer"]
     imports += ["BitsAndBytesConfig"] if packed else []
@@ -57,7 +69,9 @@ def python(*, kind: Kind, form: Form, quantization: str, labels: Sequence[str] |
     options = ['dtype="auto"', *(["quantization_config=four_bits"] if packed else [])]
     if kind == "classifier" and adapter and labels:
         lines += [f"labels = {list(labels)!r}"]
-        options += ["num_labels=len(labels)", "id2label=dict(enumerate(labels))"]
+        # The base may be a classifier of other classes: its head's weights are the adapter's.
+        options += ["num_labels=len(labels)", "id2label=dict(enumerate(labels))", "ignore_mismatched_sizes=True"]
+    options += [f"revision={revision!r}"] if adapter and revision is not None else []
     source = "PeftConfig.from_pretrained(here).base_model_name_or_path" if adapter else "here"
     lines += [f"base = {source}"] if adapter else []
     lines += [f"model = {_CLASSES[kind]}.from_pretrained({'base' if adapter else 'here'}, {', '.join(options)})"]
@@ -65,18 +79,31 @@ def python(*, kind: Kind, form: Form, quantization: str, labels: Sequence[str] |
     lines += ["model.eval()", ""]
     if kind == "classifier":
         return "\n".join([*lines, _CLASSIFY])
-    question = _PICTURE if kind == "vision" else _CHAT if is_chat else _TEXT
+    more = f", **{dict(template_kwargs)!r}" if template_kwargs else ""
+    question = _PICTURE.format(more=more) if kind == "vision" else _CHAT.format(more=more) if is_chat else _TEXT
     return "\n".join([*lines, question, _WRITE.format(reader="processor" if kind == "vision" else "tokenizer")])
 
 
-def commands(*, kind: Kind, form: Form, base: str, name: str, rank: int | None) -> str:
-    """What asks a result and serves it; `rank` of an adapter that a server takes as it is, else None."""
+def commands(
+    *,
+    kind: Kind,
+    form: Form,
+    base: str,
+    name: str,
+    rank: int | None,
+    revision: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """What asks a result and serves it; `rank` of an adapter that a server takes as it is, else None. `revision` and
+    `template_kwargs` as for `python`."""
     if kind == "classifier":
         return 'rankzero predict . --text "a text"'
     ask = 'rankzero generate . "What is the capital of Peru?"'
+    told = f" --default-chat-template-kwargs {quote(json.dumps(dict(template_kwargs)))}" if template_kwargs else ""
     if form != "adapter":
-        return f"{ask}\nvllm serve . --served-model-name {name}"
+        return f"{ask}\nvllm serve . --served-model-name {name}{told}"
     if rank is None:
         return f"{ask}\nrankzero merge . -o merged"
     room = next((size for size in _LORA_RANKS if size >= rank), rank)
-    return f"{ask}\nvllm serve {base} --enable-lora --max-lora-rank {room} --lora-modules {name}=."
+    which = "" if revision is None else f" --revision {quote(revision)}"
+    return f"{ask}\nvllm serve {base}{which} --enable-lora --max-lora-rank {room} --lora-modules {name}=.{told}"

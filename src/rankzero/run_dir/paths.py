@@ -16,7 +16,14 @@ LinkName = Literal["best", "last"]
 LINKS: tuple[LinkName, ...] = ("best", "last")
 MERGE = "merge.json"
 """How far a merged model is from base and adapter: in the merged model's directory, and in its run's."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Any one of them is a tokenizer."""
 _STEP = re.compile(r"step-(\d+)")
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether there is a tokenizer beside the weights in a directory."""
+    return any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
 @dataclass(frozen=True, slots=True)

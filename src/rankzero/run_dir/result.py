@@ -14,7 +14,7 @@ import yaml
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
-from rankzero.run_dir.paths import LINKS, RunDir
+from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
 
@@ -117,7 +117,8 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
         run = _run_of(directory)
         return _of_adapter(directory) if run is None else _of_checkpoint(directory, run, use)
     require_target(target)
-    return _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
+    whole = _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
+    return replace(whole, chat_template_kwargs=_template_kwargs(directory))
 
 
 def find_adapter(path: Path, base: str | None = None) -> Adapter:
@@ -141,10 +142,11 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
     of_run = _run_of(path)
     if of_run is None:
-        model = ModelSpec(name=base or _base_of(path, f"give --model, or {_WRITE_BASE}"))
+        named = {"name": base} if base else _base_of(path, f"give --model, or {_WRITE_BASE}")
+        model = ModelSpec.model_validate(named)
         return Adapter(path, model, _labels(path), trained_on=_trained_on(path), base_is_given=base is not None)
     spec = spec_of(of_run)
-    changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
+    changed = {} if base is None else {"name": base, "revision": None, "local_dir": None, "tokenizer_dir": None}
     model, labels = spec.model.model_copy(update=changed), _labels(path) or spec.data.labels
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
     return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None)
@@ -373,15 +375,22 @@ def spec_of(run: Path) -> RunSpec:
 
 
 def _of_adapter(directory: Path) -> Result:
-    name = _base_of(directory, _WRITE_BASE)
-    own = (directory / "tokenizer.json").is_file()
-    result = _untrained({"name": name, "tokenizer_dir": str(directory) if own else None})
-    labels, trained_on = _labels(directory), _trained_on(directory)
-    return replace(result, adapter=directory, labels=labels, own_tokenizer=own, trained_on=trained_on)
+    own = has_tokenizer(directory)
+    base = _base_of(directory, _WRITE_BASE)
+    result = _untrained({**base, "tokenizer_dir": str(directory) if own else None})
+    return replace(
+        result,
+        adapter=directory,
+        labels=_labels(directory),
+        chat_template_kwargs=_template_kwargs(directory),
+        own_tokenizer=own,
+        trained_on=_trained_on(directory),
+    )
 
 
-def _base_of(adapter: Path, hint: str) -> str:
-    """The name of the model that an adapter says it belongs to. Raises ConfigError with `hint` where it says none."""
+def _base_of(adapter: Path, hint: str) -> dict[str, Any]:
+    """Name and revision of the model that an adapter says it belongs to, as a spec has them. Raises ConfigError with
+    `hint` where it says none."""
     file = adapter / ADAPTER_CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -392,7 +401,7 @@ def _base_of(adapter: Path, hint: str) -> str:
     if not name:
         what = "the adapter does not say which model it belongs to"
         raise ConfigError(what, where=str(file), hint=hint)
-    return str(name)
+    return {"name": str(name), "revision": config.get("revision") or None}
 
 
 def _untrained(model: dict[str, Any]) -> Result:
@@ -400,6 +409,13 @@ def _untrained(model: dict[str, Any]) -> Result:
     from rankzero.spec.run_spec import DataSpec, ModelSpec
 
     return Result(ModelSpec.model_validate(model), DataSpec.model_fields["max_length"].default)
+
+
+def _template_kwargs(directory: Path) -> dict[str, Any]:
+    """What the chat template was given where a result was trained, as the result says itself."""
+    card = _words(directory / MANIFEST).get("card")
+    said = card.get("chat_template_kwargs") if isinstance(card, dict) else None
+    return said if isinstance(said, dict) else {}
 
 
 def _labels(directory: Path) -> tuple[str, ...] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import RankzeroError
@@ -16,8 +19,10 @@ from rankzero.model.merge import add_adapters, merge
 from rankzero.model.source import locate
 from rankzero.model.vision import load_vision
 from rankzero.model.weights import export_final
+from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.card import CARD, Card, Licence, card_of, card_text
 from rankzero.run_dir.load_snippets import Kind
+from rankzero.run_dir.result import find_result
 from tests.support.vision_families import save
 from tests.unit.model.support import CLASSES, loaded, logits, shaken, spec_of
 from tests.unit.model.test_merge import distance, trained
@@ -73,6 +78,42 @@ def test_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.strip() in CLASSES
     with torch.no_grad():
         assert distance(logits(merged["model"]), logits(adapted)) < 1e-5
+
+
+def test_a_classifier_on_a_base_with_other_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base has a head of its own, of another size."""
+    _, adapted = trained("distilbert", tmp_path, model_vocabulary=384)
+    config = AutoConfig.from_pretrained(tmp_path / "base", num_labels=len(CLASSES) + 2)
+    plain = AutoModelForSequenceClassification.from_config(config)
+    ours = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=len(CLASSES))
+    plain.base_model.load_state_dict(ours.base_model.state_dict())
+    plain.save_pretrained(tmp_path / "base")
+    found = run_card(card_text(card("classifier", labels=CLASSES)), tmp_path / "final", monkeypatch)
+    assert capsys.readouterr().out.strip() in CLASSES
+    assert distance(logits(found["model"]), logits(adapted)) < 1e-5
+
+
+def test_a_template_is_given_what_it_was_given_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the card's script, by its command for vLLM, and by our own commands where the run is elsewhere."""
+    spec, _ = trained("llama", tmp_path, model_vocabulary=384)
+    final, kwargs = tmp_path / "final", {"greeting": "Hello, it's", "it-is": [1]}
+    template = "{{ greeting }} {% for m in messages %}{{ m.content }}{% endfor %}"
+    (final / "chat_template.jinja").write_text(template)
+    made = card("causal", is_chat=True, chat_template_kwargs=kwargs)
+    commit_directory(final, tmp_path / "result", {"card": made.to_json()})
+    merge(spec.model, tmp_path / "result", tmp_path / "merged", card=made)
+    for place in ("result", "merged"):
+        kept = card_of(tmp_path / place)
+        assert kept is not None and find_result(str(tmp_path / place), "writes").chat_template_kwargs == kwargs
+        text = card_text(kept)
+        found = run_card(text, tmp_path / place, monkeypatch)
+        said = found["tokenizer"].decode(found["inputs"]["input_ids"][0])
+        assert said.replace(" ", "").startswith("Hello,it'sWhat")
+    (line,) = re.findall(r"vllm serve .*", text)
+    words = shlex.split(line)
+    assert json.loads(words[words.index("--default-chat-template-kwargs") + 1]) == kwargs
 
 
 def test_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from dataclasses import replace
@@ -160,3 +161,11 @@ def test_a_sample_may_hold_what_ends_a_line_elsewhere(end: str, tmp_path: Path) 
     rows = [{"step": step, "prompt": "Why?", "text": f"{step}{end}."} for step in (0, 8)]
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     assert read_samples(path, 8) == (("Why?", f"0{end}.", f"8{end}."),)
+
+
+def test_the_base_is_named_with_its_revision() -> None:
+    pinned = dataclasses.replace(CARD, revision="v1.5", rank=8)
+    assert "vllm serve org/base --revision v1.5 --enable-lora" in card_text(pinned)
+    assert "revision='v1.5'" in card_text(pinned)
+    for other in (dataclasses.replace(pinned, base_id=None), dataclasses.replace(pinned, form="merged"), CARD):
+        assert "revision" not in card_text(other)

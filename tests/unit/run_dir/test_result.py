@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
+from rankzero.run_dir.paths import TOKENIZER_FILES
 from rankzero.run_dir.result import find_adapter, find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
@@ -217,3 +218,31 @@ class TestBesideASpec:
         adapter_in(run / "final", base="base")
         monkeypatch.chdir(run / "final")
         assert find_result(".", "writes").model.quantization == find_adapter(Path()).base.quantization == "nf4"
+
+
+def test_an_adapter_alone_says_which_weights_it_belongs_to(tmp_path: Path) -> None:
+    config = {"base_model_name_or_path": "org/base", "revision": "v1.5"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    found = [find_result(str(tmp_path), "writes").model, find_adapter(tmp_path).base]
+    assert [(model.name, model.revision) for model in found] == [("org/base", "v1.5")] * 2
+    other = find_adapter(tmp_path, "org/other").base
+    assert (other.name, other.revision) == ("org/other", None)
+
+
+def test_another_base_has_not_the_revision_of_the_run_s(tmp_path: Path) -> None:
+    spec = {"name": "r", "model": {"name": "org/base", "revision": "v1.5"}, "data": {"train": "rows.jsonl"}, "lora": {}}
+    (tmp_path / "run.yaml").write_text(json.dumps(spec))
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    assert find_adapter(tmp_path).base.revision == "v1.5"
+    assert find_adapter(tmp_path, "org/other").base.revision is None
+
+
+@pytest.mark.parametrize("file", TOKENIZER_FILES)
+def test_any_tokenizer_beside_an_adapter_is_its_own(file: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    before = find_result(str(tmp_path), "writes")
+    assert not before.own_tokenizer and before.model.tokenizer_dir is None
+    (tmp_path / file).touch()
+    found = find_result(str(tmp_path), "writes")
+    assert found.own_tokenizer and found.model.tokenizer_dir == str(tmp_path)
