@@ -23,6 +23,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.references import comparable
 from rankzero.engine.tasks.protocol import Task, find_task
+from rankzero.engine.taught_stops import taught_stop
 from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, computed_context, require_rows_within
@@ -67,6 +68,8 @@ class Inputs:
     speaker: Speaker
     """Who answers prompts, without a model yet."""
     prompts: tuple[Prompt, ...] = ()
+    taught_stop: int | None = None
+    """What rows end answers with, as a token."""
 
     @property
     def n_rows(self) -> int | None:
@@ -124,6 +127,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         labels = task.labels(spec, data)
         if labels is not None:
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
+        stop = taught_stop(spec, tokenizer, data.train)
         speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs)
         prompts: tuple[Prompt, ...] = ()
         if spec.eval.prompts is not None:
@@ -147,6 +151,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         balance,
         speaker,
         prompts,
+        stop,
     )
 
 

@@ -219,7 +219,12 @@ def build_session(
         with stepper.autocast():
             require_not_ahead(parallel.model, device.torch_device)
     # Of the main rank's model: others may have one that was never read, with a generation_config.json.
-    stop_ids = broadcast_object(stop_token_ids(parallel.module, inputs.tokenizer))
+    known = stop_token_ids(parallel.module, inputs.tokenizer)
+    taught = {inputs.taught_stop} - {None, *known}
+    if taught:
+        words = "[DATA] answers end with %s, at which the base does not stop: the result does"
+        logger.info(words, inputs.tokenizer.convert_ids_to_tokens(inputs.taught_stop))
+    stop_ids = broadcast_object(sorted({*known, *taught}))
     samples = None
     if inputs.prompts:
         samples = Samples(

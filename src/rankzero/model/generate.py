@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import PeftModel
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rankzero.data.images.decode import load_rgb
 from rankzero.data.prompts import Prompt, question
@@ -36,6 +38,7 @@ from rankzero.model.parts import position_limit
 from rankzero.model.source import locate, warn_of_another_base
 from rankzero.model.vision import Vision, load_vision
 from rankzero.run_dir.result import Result
+from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,10 +85,25 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
     model = load_model(source, spec, config, dtype, device=device)
     if result.adapter is not None:
         model = load_adapter(model, result.adapter)
+        stop_as_taught(model, result.adapter)
     if spec.quantization == "none":
         model.to(device)
     model.eval()
     return Speaker(model, tokenizer, vision, result.chat_template_kwargs)
+
+
+def stop_as_taught(model: Any, adapter: Path) -> None:
+    """Let a base with an adapter stop at the tokens that were written beside the adapter. Raises ConfigError."""
+    file = adapter / GENERATION_CONFIG_NAME
+    if not file.is_file() or (generation := getattr(model, "generation_config", None)) is None:
+        return
+    try:
+        ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        hint = "it may be cut off: copy the adapter again"
+        raise ConfigError(f"it is no JSON object: {first_line(error)}", where=str(file), hint=hint) from error
+    if ids is not None:
+        generation.eos_token_id = ids
 
 
 def answer(
