@@ -73,9 +73,9 @@ class Writes:
         obj = self.store.objects.get(key)
         if obj is None:
             raise not_found(key)
-        uid = (options.get("preconditions") or {}).get("uid")
-        if uid and uid != obj["metadata"]["uid"]:
-            raise RefusedError(409, "Conflict", "Precondition failed: UID in precondition differs")
+        for field_, wanted in (options.get("preconditions") or {}).items():
+            if wanted != obj["metadata"][field_]:
+                raise RefusedError(409, "Conflict", f"Precondition failed: {field_} in precondition differs")
         if options.get("propagationPolicy") == "Foreground" and key.plural in (
             "jobs",
             "jobsets",

@@ -65,19 +65,33 @@ def noted_claims(api: Api, run: str) -> list[str]:
 
 def deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str], say: Say) -> Iterator[Manifest]:
     """Claims that we made, that this run mounted, and that no other run or pod does or did. Of one that others keep,
-    this run is noted no longer. Raises ApiError."""
-    every = {str(one["metadata"]["name"]): one for one in api.list(CLAIM)[0]}
-    users = _Users(api, discovery, run, every.values())
+    this run is noted no longer. Whoever is given one deletes it as it is, if at all: each is judged when its turn
+    comes, and once more where it was changed since, for until one is gone others may be put to use. Raises ApiError."""
     for name in sorted(mounted):
-        claim = every.get(name)
-        if claim is None or not _is_ours(claim):
-            say(f"{CLAIM.kind}/{name} was not made by rankzero; kept")
-        elif other := users.of(claim):
-            all_the_same = f"`kubectl delete pvc {name} -n {api.place.namespace}` removes it all the same"
-            say(f"{CLAIM.kind}/{name} {other}; kept ({all_the_same})")
-            _forget(api, claim, run)
-        else:
+        first = ""
+        while (claim := _deletable(api, discovery, run, name, say)) is not None:
+            uid = str(claim["metadata"]["uid"])
+            if uid != (first or uid):
+                break  # somebody has made it anew
+            first = uid
             yield claim
+
+
+def _deletable(api: Api, discovery: Discovery, run: str, name: str, say: Say) -> Manifest | None:
+    """The claim, where it can go as it is. Read before its users are: what changes from then on changes it too."""
+    every = {str(one["metadata"]["name"]): one for one in api.list(CLAIM)[0]}
+    claim = every.get(name)
+    if claim is None:
+        return None
+    if not _is_ours(claim):
+        say(f"{CLAIM.kind}/{name} was not made by rankzero; kept")
+    elif other := _Users(api, discovery, run, every.values()).of(claim):
+        all_the_same = f"`kubectl delete pvc {name} -n {api.place.namespace}` removes it all the same"
+        say(f"{CLAIM.kind}/{name} {other}; kept ({all_the_same})")
+        _forget(api, claim, run)
+    else:
+        return claim
+    return None
 
 
 class _Users:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
@@ -44,29 +45,37 @@ def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]
     return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
-def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
-    """Delete an object with all that it made, and wait until it is gone; with `run`, until the run's pods are too."""
+def remove(api: Api, manifest: Manifest, *, run: str | None) -> bool:
+    """Delete an object with all that it made, and wait until it is gone; with `run`, until the run's pods are too.
+    False where the name is another's by now, or a claim has changed."""
     resource, uid = resource_of(manifest), str(manifest["metadata"]["uid"])
     name = str(manifest["metadata"]["name"])
     pods, grace = _pods_of(api, manifest, run), _grace(api, manifest)
-    if not _delete(api, manifest):
-        return
+    begun = _delete(api, manifest)
+    if begun != "deleting":
+        return begun == "gone"
     seconds = grace + MARGIN_SECONDS
     wait_until_gone(api, resource, {"fieldSelector": f"metadata.name={name}"}, {uid}, seconds)
     if pods and run is not None:  # a pod that is still ending holds the run directory
         wait_until_gone(api, POD, {"labelSelector": labels.selector(run)}, pods, seconds)
-
-
-def _delete(api: Api, manifest: Manifest) -> bool:
-    """Begin to delete this very object; False where it is gone, or another one has its name by now."""
-    name, uid = str(manifest["metadata"]["name"]), str(manifest["metadata"]["uid"])
-    try:
-        api.write("DELETE", resource_of(manifest), name, {**FOREGROUND, "preconditions": {"uid": uid}})
-    except ApiError as error:
-        if error.status == 404 or (error.status == 409 and "recondition" in error.refusal.message):
-            return False
-        raise
     return True
+
+
+def _delete(api: Api, manifest: Manifest) -> Literal["deleting", "gone", "another"]:
+    """Begin to delete this very object. A claim is deleted as it was read: whoever notes on it that it is used keeps
+    it; controllers change other objects all the time."""
+    name, metadata = str(manifest["metadata"]["name"]), manifest["metadata"]
+    exact = ("uid", "resourceVersion") if manifest["kind"] == CLAIM.kind else ("uid",)
+    conditions = {key: metadata[key] for key in exact}
+    try:
+        api.write("DELETE", resource_of(manifest), name, {**FOREGROUND, "preconditions": conditions})
+    except ApiError as error:
+        if error.status == 404:
+            return "gone"
+        if error.status == 409 and "recondition" in error.refusal.message:
+            return "another"
+        raise
+    return "deleting"
 
 
 def _grace(api: Api, manifest: Manifest) -> int:
@@ -149,8 +158,8 @@ def delete(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     removed: list[str] = []
     try:
         for one in _parts(api, discovery, run, claims=claims, say=say):
-            remove(api, one, run=run if is_training(one) or is_preparation(one) else None)
-            removed.append(name_of(one))
+            if remove(api, one, run=run if is_training(one) or is_preparation(one) else None):
+                removed.append(name_of(one))
     except (ApiError, RankzeroError) as error:
         together = as_error(error, api.place) if isinstance(error, ApiError) else error
         account = Problem(f"removed: {', '.join(removed) or 'nothing yet'}", hint="the same command removes the rest")

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from rankzero.errors import AccessError, ServiceError
+from rankzero.launch.backends.kubernetes import stop
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.resources import name_of
+from rankzero.launch.backends.kubernetes.stop import remove
 from rankzero.launch.labels import Manifest
 from rankzero.spec.run_options import SmokeSettings
 from tests.support.fake_cluster import Act
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
 KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
+CLAIMS = "persistentvolumeclaims"
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
 
 
@@ -81,6 +86,33 @@ def test_claims_of_others_stay(bench: Bench) -> None:
     assert bench.heard("outputs is also used by")
     assert [name for name in removed if name.startswith("Persistent")] == ["PersistentVolumeClaim/cache"]
     assert "jobs/other" in bench.cluster.names()
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_a_run_that_is_submitted_while_another_is_deleted_keeps_its_claims(
+    bench: Bench, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One claim takes minutes to go; who notes meanwhile that it uses the next one loses nothing."""
+    start(bench)
+    parts: list[str] = []
+    found: dict[str, str] = {}
+
+    def claims() -> dict[str, str]:
+        return {one["metadata"]["name"]: one["metadata"]["uid"] for one in bench.cluster.store.of(CLAIMS)}
+
+    def removing(api: Api, manifest: Manifest, *, run: str | None) -> bool:
+        parts.append(name_of(manifest))
+        if len(parts) == part + 1:
+            bench.submit(objects(name="other"), wait=False)
+            found.update(claims())
+        return remove(api, manifest, run=run)
+
+    monkeypatch.setattr(stop, "remove", removing)
+    removed = bench.backend().delete("r", claims=True, say=bench.said.append)
+    assert len(found) == 2 and claims() == found, parts
+    assert removed == parts[: len(removed)] and len(removed) <= 5, "what was taken from under it is not said to be gone"
+    assert not {"jobs/r", "configmaps/r", "services/r"} & set(bench.cluster.names())
+    assert bench.heard("outputs is also used by")
 
 
 def test_deleting_another_runs_prefix_touches_nothing_else(bench: Bench) -> None:
