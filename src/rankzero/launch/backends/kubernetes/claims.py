@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
@@ -14,6 +14,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     CONFIG_MAP,
     TEMPLATES,
     TRAINING,
+    annotation,
     claims_of,
     label,
     name_of,
@@ -21,7 +22,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.pods import parse_pod
-from rankzero.launch.resource import POD
+from rankzero.launch.resource import POD, Resource
 from rankzero.launch.untyped_json import text
 from rankzero.wording import listed
 
@@ -32,20 +33,31 @@ _REFUSALS = (400, 403, 404, 409, 413, 422)
 def note_user(api: Api, objects: Sequence[Manifest], run: str, say: Say) -> None:
     """Note on the claims that a run's pods mount that it uses them, those alone that rankzero made: no other is ever
     deleted. By a key for each run, so that two who do so at once lose nothing of each other. A run that may not note it
-    starts all the same; one that leaves no results notes nothing. Raises ApiError where the server does not answer."""
-    if _is_smoke_test(objects):
-        return
-    for name in sorted(claims_of(objects)):
-        try:
-            claim = api.read(CLAIM, name)
-            if claim is not None and _is_ours(claim) and run not in _users(claim):
-                _note(api, name, run, "")
-        except ApiError as error:
-            if error.status not in _REFUSALS:
-                raise
-            cannot = "not permitted to" if error.status == 403 else "could not"
-            what = f"{cannot} note on {CLAIM.kind}/{name} that this run uses it"
-            say(f"{what}: `delete --claims` of another run may remove it ({error.refusal.message})")
+    starts all the same; one that leaves no results notes nothing. That all is noted says its ConfigMap. Raises ApiError
+    where the server does not answer."""
+    configs = [str(one["metadata"]["name"]) for one in objects if one["kind"] == CONFIG_MAP.kind]
+    claims = [] if _is_smoke_test(objects) else sorted(claims_of(objects))
+    noted = all([_is_noted(api, name, run, say) for name in claims])
+    for name in configs:
+        there = api.read(CONFIG_MAP, name)
+        if there is not None and _has_noted(there) != noted:
+            _annotate(api, CONFIG_MAP, name, labels.CLAIMS_NOTED, "" if noted else None)
+
+
+def _is_noted(api: Api, name: str, run: str, say: Say) -> bool:
+    """Note it where it is not and needs to be; False where that is refused."""
+    try:
+        claim = api.read(CLAIM, name)
+        if claim is not None and _is_ours(claim) and run not in _users(claim):
+            _note(api, name, run, "")
+    except ApiError as error:
+        if error.status not in _REFUSALS:
+            raise
+        cannot = "not permitted to" if error.status == 403 else "could not"
+        what = f"{cannot} note on {CLAIM.kind}/{name} that this run uses it"
+        say(f"{what}: `delete --claims` of another run may remove it ({error.refusal.message})")
+        return False
+    return True
 
 
 def _is_smoke_test(objects: Sequence[Manifest]) -> bool:
@@ -79,13 +91,12 @@ def deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str]
 
 def _deletable(api: Api, discovery: Discovery, run: str, name: str, say: Say) -> Manifest | None:
     """The claim, where it can go as it is. Read before its users are: what changes from then on changes it too."""
-    every = {str(one["metadata"]["name"]): one for one in api.list(CLAIM)[0]}
-    claim = every.get(name)
+    claim = next((one for one in api.list(CLAIM)[0] if one["metadata"]["name"] == name), None)
     if claim is None:
         return None
     if not _is_ours(claim):
         say(f"{CLAIM.kind}/{name} was not made by rankzero; kept")
-    elif other := _Users(api, discovery, run, every.values()).of(claim):
+    elif other := _Users(api, discovery, run).of(claim):
         all_the_same = f"`kubectl delete pvc {name} -n {api.place.namespace}` removes it all the same"
         say(f"{CLAIM.kind}/{name} {other}; kept ({all_the_same})")
         _forget(api, claim, run)
@@ -97,10 +108,10 @@ def _deletable(api: Api, discovery: Discovery, run: str, name: str, say: Say) ->
 class _Users:
     """Who else uses claims: other runs, also such as are over, and whatever pods have not ended."""
 
-    def __init__(self, api: Api, discovery: Discovery, run: str, every: Iterable[Manifest]) -> None:
+    def __init__(self, api: Api, discovery: Discovery, run: str) -> None:
         self._run = run
         self._mounting: dict[str, str] = {}
-        known = {user for claim in every for user in _users(claim)} | {run}
+        known = {run}
         kinds = [one for one in (*TEMPLATES, *TRAINING.values()) if discovery.serves(one)]
         for one in [*api.list(POD)[0], *list_each(api, kinds)]:
             owner = label(one, labels.RUN)
@@ -108,8 +119,8 @@ class _Users:
             if owner != run and not is_over:
                 known |= {owner} if owner else set()
                 self._mounting |= dict.fromkeys(claims_of(one), name_of(one))
-        self._unknown = sorted(_runs(api) - known)
-        """Runs of which nothing says what they mounted: a version that noted nothing submitted them."""
+        self._unknown = sorted(_runs_that_did_not_note(api) - known)
+        """Runs of which nothing says what they mounted: they might not note it, or were not submitted by `submit`."""
 
     def of(self, claim: Manifest) -> str:
         """Who uses it besides the run, in words; nothing where nobody does."""
@@ -124,15 +135,19 @@ class _Users:
         return ""
 
 
-def _runs(api: Api) -> set[str]:
-    """Those that have a ConfigMap."""
+def _runs_that_did_not_note(api: Api) -> set[str]:
+    """Those whose ConfigMap does not say that they did."""
     try:
         found = api.list(CONFIG_MAP, {"labelSelector": labels.RUN})[0]
     except ApiError as error:
         if error.status != 403:
             raise
         return set()
-    return {str(label(one, labels.RUN)) for one in found}
+    return {str(label(one, labels.RUN)) for one in found if not _has_noted(one)}
+
+
+def _has_noted(config: Manifest) -> bool:
+    return annotation(config, labels.CLAIMS_NOTED) is not None
 
 
 def _named(runs: Sequence[str]) -> str:
@@ -150,8 +165,12 @@ def _users(claim: Manifest) -> list[str]:
 
 
 def _note(api: Api, claim: str, run: str, value: str | None) -> None:
-    body: Manifest = {"metadata": {"annotations": {f"{labels.USED_BY}{run}": value}}}
-    api.write("PATCH", CLAIM, claim, body, params=WRITE, content_type=MERGE_PATCH)
+    _annotate(api, CLAIM, claim, f"{labels.USED_BY}{run}", value)
+
+
+def _annotate(api: Api, resource: Resource, name: str, key: str, value: str | None) -> None:
+    body: Manifest = {"metadata": {"annotations": {key: value}}}
+    api.write("PATCH", resource, name, body, params=WRITE, content_type=MERGE_PATCH)
 
 
 def _forget(api: Api, claim: Manifest, run: str) -> None:

@@ -278,6 +278,41 @@ class TestClaimsOfRunsThatAreOver:
         bench.backend().delete("b", claims=True, say=bench.said.append)
         assert bench.cluster.names() == []
 
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"smoke": SmokeSettings()},
+            {"storage": {"outputs": {"mount": "/outputs", "host_path": "/nfs/outputs"}}},
+            {"storage": {"outputs": {"mount": "/outputs", "url": "s3://bucket/runs"}}, "num_nodes": 1},
+            {"storage": {"outputs": {"mount": "/outputs", "claim": "given"}}},
+        ],
+        ids=["smoke test", "host_path", "url", "a claim of somebody else"],
+    )
+    def test_a_run_that_has_nothing_to_note_keeps_no_claim_of_another(self, bench: Bench, more: dict[str, Any]) -> None:
+        """Its ConfigMap is left when its Job was cleaned up, and says that it had its say."""
+        given: Manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {}}
+        bench.cluster.store.put({**given, "metadata": {"name": "given"}})
+        self.finished(bench, "s", **more)
+        self.clean_up(bench, "s")
+        assert "configmaps/s" in bench.cluster.names("configmaps")
+        self.finished(bench, "a")
+        bench.backend().delete("a", claims=True, say=bench.said.append)
+        assert bench.cluster.names(CLAIMS) == [f"{CLAIMS}/given"], bench.said
+
+    def test_a_run_that_could_note_before_and_no_longer_can_is_not_said_to_have(self, bench: Bench) -> None:
+        storage = {"outputs": STORAGE["outputs"]}
+        self.finished(bench, "a", storage=storage)
+        bench.cluster.forbidden.add(("patch", CLAIMS))
+        own = {"app.kubernetes.io/managed-by": "rankzero"}
+        put: Manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {}}
+        bench.cluster.store.put({**put, "metadata": {"name": "cache", "labels": own}})
+        self.finished(bench, "a")  # with a second claim
+        bench.cluster.forbidden.clear()
+        self.clean_up(bench, "a")
+        self.finished(bench, "b")
+        bench.backend().delete("b", claims=True, say=bench.said.append)
+        assert bench.heard("cache may be used by the run a, of which only its ConfigMap is left; kept")
+
     def test_a_smoke_test_leaves_no_results(self, bench: Bench) -> None:
         self.finished(bench, "a")
         self.finished(bench, "s", smoke=SmokeSettings())

@@ -52,7 +52,10 @@ def test_everything_is_checked_before_anything_is_applied(bench: Bench, kind: st
     assert applied[-1] == f"PATCH {PLURALS[kind]}"
     assert applied[:2] == ["PATCH secrets", "POST train"], "the Secret of this submission"
     claims = sum(one["kind"] == "PersistentVolumeClaim" for one in manifests)
-    assert len(applied[2:]) == len(manifests) + claims, "on each claim it is noted that the run uses it"
+    notes = claims + 1
+    assert len(applied[2:]) == len(manifests) + notes, (
+        "on each claim that the run uses it, on the ConfigMap that it did"
+    )
 
 
 def test_every_refusal_is_told_and_nothing_is_applied(bench: Bench) -> None:
