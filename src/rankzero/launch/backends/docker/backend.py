@@ -5,21 +5,21 @@ Containers carry all that is to be known of a run as labels; on disk there is on
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import IO, Any
 
 from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
+from rankzero.launch.backends.docker import claims as notes
 from rankzero.launch.backends.docker import submit as docker_submit
 from rankzero.launch.backends.docker.command import Docker, is_dockers_own, refusal, stream
-from rankzero.launch.backends.docker.create import MANAGED
 from rankzero.launch.backends.docker.evidence import (
     TERMINATION,
     asked_for,
@@ -47,8 +47,6 @@ RECENT = timedelta(minutes=1)
 """How long after a container was made, or has ended, whoever submits the run may be about to start others."""
 POLL_SECONDS = 1.0
 """How often those who follow logs look for containers that came later."""
-_USES = f"{labels.USED_BY}volume"
-"""Label of a volume that is nothing but a note: the volume that it is about."""
 _DAEMON_FAILED = 125
 """What docker itself leaves with where it could not run a command; a command may leave with it too."""
 _LOG_MESSAGE_LINES, _LOG_MESSAGE_CHARACTERS = 80, 2048
@@ -162,8 +160,8 @@ class DockerBackend:
         if running:
             say(f"{len(running)} containers are told to stop; they save and leave first")
             self._docker.call("stop", *running)
-        mounted = sorted({claim for one in containers for claim in _claims(asked_for(one))})
-        smoke = self._files(run).is_smoke_test()
+        mounted = {volume_name(claim) for one in containers for claim in _claims(asked_for(one))}
+        volumes = sorted(mounted | set(notes.volumes_of(self._docker, run)))
         if containers:
             self._docker.call("rm", "--volumes", *(one["Id"] for one in containers))
             removed += [f"container {one['Name'].lstrip('/')}" for one in containers]
@@ -172,9 +170,10 @@ class DockerBackend:
             removed.append(f"network {network_name(run)}")
         label = f"label={labels.RUN}={run}"
         scratch = self._docker.call("volume", "ls", "--quiet", "--filter", label).split()
-        removed += self._remove_volumes([*scratch, *(self._deletable(run, mounted, say) if claims else ())])
-        if not claims and not smoke:
-            self._note_user(run, mounted)
+        removed += self._remove_volumes(chain(scratch, self._deletable(run, volumes, say) if claims else ()))
+        for volume in volumes:
+            if notes.is_ours(self._docker, volume) is None:
+                notes.forget_all(self._docker, volume)
         if self._files(run).remove():
             removed.append(f"files in {self._files(run).root}")
         return removed
@@ -195,47 +194,30 @@ class DockerBackend:
             raise refusal(("exec",), answer.err)
         return Ended(answer.code, answer.err)
 
-    def _deletable(self, run: str, claims: Sequence[str], say: Say) -> list[str]:
-        """Volumes of claims that we made, and that no container mounts and no run that was deleted has used. A volume
-        that is gone is none."""
-        found: list[str] = []
-        for name in map(volume_name, claims):
-            ours = self._is_ours(name)
+    def _deletable(self, run: str, volumes: Sequence[str], say: Say) -> Iterator[str]:
+        """Those that we made, and that no container mounts and no other run is noted to have used. Each is judged when
+        its turn to go comes. A volume that is gone is none."""
+        for name in volumes:
+            ours = notes.is_ours(self._docker, name)
             if ours is None:
                 continue
             ids = self._docker.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"volume={name}").split()
             users = [f"container {one['Name'].lstrip('/')}" for one in self._docker.inspect(*ids)] if ids else []
-            noted = self._docker.call("volume", "ls", "--quiet", "--filter", f"label={_USES}={name}").split()
-            before = [one.removeprefix(user_name(name, "")) for one in noted if one != user_name(name, run)]
+            others = [one for one in notes.users(self._docker, name) if one != run]
             if not ours:
                 say(f"volume {name} was not made by rankzero; kept")
             elif users:
                 say(f"volume {name} is also used by {', '.join(users)}; kept")
-            elif before:
-                whose = f"the run{'s' if len(before) > 1 else ''} {listed(before)}, whose results may be on it"
-                all_the_same = f"`docker volume rm {name}` removes it all the same"
-                say(f"volume {name} is also used by {whose}; kept ({all_the_same})")
+            elif others:
+                whose = f"the run{'s' if len(others) > 1 else ''} {listed(others)}, whose results may be on it"
+                every = " ".join([name, *(user_name(name, one) for one in others)])
+                say(f"volume {name} is also used by {whose}; kept (`docker volume rm {every}` removes it all the same)")
             else:
-                found.append(name)
-            self._remove_volumes([one for one in noted if one == user_name(name, run)])
-        return found
+                yield name
+                continue
+            notes.forget(self._docker, name, run)
 
-    def _is_ours(self, volume: str) -> bool | None:
-        """Whether we made it; None where there is none."""
-        answer = self._docker.try_call("volume", "inspect", volume)
-        if answer.code:
-            return None
-        (found,) = json.loads(answer.out)
-        return bool((found["Labels"] or {}).get(labels.MANAGED_BY) == "rankzero")
-
-    def _note_user(self, run: str, claims: Sequence[str]) -> None:
-        """Its results stay on these, and soon no container tells of it."""
-        for name in map(volume_name, claims):
-            if self._is_ours(name):
-                mine = user_name(name, run)
-                self._docker.call("volume", "create", "--label", f"{_USES}={name}", "--label", MANAGED, mine)
-
-    def _remove_volumes(self, names: Sequence[str]) -> list[str]:
+    def _remove_volumes(self, names: Iterable[str]) -> list[str]:
         """Raises one error for all that could not be removed."""
         removed, failed = [], []
         for name in names:

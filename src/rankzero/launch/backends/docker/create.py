@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
+from rankzero.launch.backends.docker.claims import MANAGED, forget_all, note_user
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.evidence import HASH, POD, RESTARTS, TERMINATION
 from rankzero.launch.backends.docker.files import RunFiles
@@ -19,9 +20,8 @@ from rankzero.launch.backends.docker.pod import (
     volume_name,
 )
 from rankzero.launch.labels import Manifest
-from rankzero.launch.node.settings import TERMINATION_LOG
+from rankzero.launch.node.settings import TERMINATION_LOG, is_smoke_test
 
-MANAGED = f"{labels.MANAGED_BY}=rankzero"
 _GIVE_AWAY = """
 import os, pathlib, sys
 for volume, owner in enumerate(sys.argv[1:]):
@@ -57,7 +57,8 @@ class Creation:
         """In words, for whoever has to know what is there after an error."""
 
     def volumes(self, containers: Sequence[Container]) -> None:
-        """Those of claims, where they are not there yet, and new scratch space. All are given to the pods' users.
+        """Those of claims, where they are not there yet, and new scratch space. All are given to the pods' users, and
+        that the run may leave results on those of claims is noted, before there are any.
 
         Raises ConfigError for a claim that is not there and that nobody makes.
         """
@@ -74,7 +75,10 @@ class Creation:
                 for claim in unknown
             )
         for claim in missing:
+            forget_all(self._docker, volume_name(claim))  # what they were about is gone
             self._volume(volume_name(claim), [])
+        for claim in claims if not is_smoke_test(self._config_maps.values()) else ():
+            note_user(self._docker, volume_name(claim), self._run)
         for one in containers:
             for name in (_docker_volume(one, mount) for mount in one.mounts if mount.kind == "scratch"):
                 self._docker.try_call("volume", "rm", name)  # of the container before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from typing import Any
 
 from rankzero.launch.backends.docker.evidence import MOST_MESSAGE_BYTES
 from rankzero.launch.labels import Manifest
-from rankzero.launch.untyped_json import at
 from rankzero.run_dir.atomic import storage_errors
 
 
@@ -79,11 +77,6 @@ class RunFiles:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.writelines(f"{name}={value}\n" for name, value in values.items())
         return path
-
-    def is_smoke_test(self) -> bool:
-        """Whether its containers were told to test their place: such a run leaves no results."""
-        told = [path.read_text(encoding="utf-8") for path in self.root.glob("config/*/*/node.json")]
-        return any(at(json.loads(one), "options").get("smoke") is not None for one in told)
 
     def remove(self) -> bool:
         """Remove them all. Whether there were any."""

@@ -65,7 +65,7 @@ def volume_name(claim: str) -> str:
 
 
 def user_name(volume: str, run: str) -> str:
-    """The empty docker volume which says that a run that was deleted has used a volume, whose own labels are fixed."""
+    """The empty docker volume which says that a run uses a volume, whose own labels are fixed."""
     return f"{volume}.used-by.{run}"
 
 

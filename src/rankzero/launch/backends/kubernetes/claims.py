@@ -20,10 +20,9 @@ from rankzero.launch.backends.kubernetes.resources import (
     name_of,
 )
 from rankzero.launch.labels import Manifest
-from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.node.settings import is_smoke_test
 from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import POD, Resource
-from rankzero.launch.untyped_json import text
 from rankzero.wording import listed
 
 _REFUSALS = (400, 403, 404, 409, 413, 422)
@@ -36,7 +35,7 @@ def note_user(api: Api, objects: Sequence[Manifest], run: str, say: Say) -> None
     starts all the same; one that leaves no results notes nothing. That all is noted says its ConfigMap. Raises ApiError
     where the server does not answer."""
     configs = [str(one["metadata"]["name"]) for one in objects if one["kind"] == CONFIG_MAP.kind]
-    claims = [] if _is_smoke_test(objects) else sorted(claims_of(objects))
+    claims = [] if is_smoke_test(objects) else sorted(claims_of(objects))
     noted = all([_is_noted(api, name, run, say) for name in claims])
     for name in configs:
         there = api.read(CONFIG_MAP, name)
@@ -58,11 +57,6 @@ def _is_noted(api: Api, name: str, run: str, say: Say) -> bool:
         say(f"{what}: `delete --claims` of another run may remove it ({error.refusal.message})")
         return False
     return True
-
-
-def _is_smoke_test(objects: Sequence[Manifest]) -> bool:
-    settings = [text(one, "data", "node.json") for one in objects if one["kind"] == CONFIG_MAP.kind]
-    return any(NodeSettings.from_json(one).options.smoke is not None for one in settings)
 
 
 def noted_claims(api: Api, run: str) -> list[str]:

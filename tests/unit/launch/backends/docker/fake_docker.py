@@ -162,7 +162,9 @@ def kept(kind: str) -> Callable[[dict[str, Any], list[str]], None]:
             things[names[0]] = labels_of(options)
         elif verb == "ls":
             key, _, value = options["--filter"][0].removeprefix("label=").partition("=")
-            print("\n".join(name for name, labels in things.items() if labels.get(key) == value))
+            print(
+                "\n".join(name for name, labels in things.items() if value in ("", labels.get(key)) and key in labels)
+            )
         elif names[0] not in things:
             refuse(f"get {names[0]}: no such thing")
         elif verb == "inspect":

@@ -17,12 +17,11 @@ from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.create import Creation
 from rankzero.launch.backends.docker.pod import Container
-from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.status import run_status, summarise
-from rankzero.spec.run_options import RunOptions, SmokeSettings
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import VARIABLE, Daemon, end, find, opened, start
+from tests.unit.launch.backends.kubernetes.runs import objects as rendered
 
 
 def test_evidence_is_in_the_api_s_shapes(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
@@ -257,21 +256,27 @@ def test_volumes_with_results_of_a_run_that_was_deleted_stay(
     said: list[str] = []
     backend.delete("other", claims=True, say=said.append)
     users = "volume rankzero-results is also used by the run tiny, whose results may be on it; kept"
-    assert f"{users} (`docker volume rm rankzero-results` removes it all the same)" in said
+    every = "rankzero-results rankzero-results.used-by.tiny"
+    assert f"{users} (`docker volume rm {every}` removes it all the same)" in said
     submit()
     assert "volume rankzero-results" in backend.delete("tiny", claims=True, say=said.append)
     assert not daemon.state["volumes"]
 
 
-def test_a_smoke_test_that_is_deleted_leaves_no_results(
-    daemon: Daemon, submit: Submit, backend: DockerBackend, tmp_path: Path
+def test_a_file_that_was_cut_keeps_no_run_from_being_deleted(
+    daemon: Daemon, backend: DockerBackend, tmp_path: Path
 ) -> None:
-    submit()
-    settings = NodeSettings(run="tiny", num_nodes=1, nproc_per_node=1, options=RunOptions(smoke=SmokeSettings()))
-    (config,) = (tmp_path / "state").rglob("config/tiny-0/config")
-    (config / "node.json").write_text(settings.to_json())
-    backend.delete("tiny", claims=False, say=print)
-    assert list(daemon.state["volumes"]) == ["rankzero-results"]
+    """A machine that went down, or a full disk, leaves empty files."""
+    state = tmp_path / "state" / "rankzero" / "docker"
+    wanted = rendered(name="tiny", kind="docker", image="rankzero:test")
+    backend.submit(wanted, print)
+    files = sorted(str(path.relative_to(state)) for path in state.rglob("*") if path.is_file())
+    assert any(name.endswith("node.json") for name in files)
+    for name in files:
+        backend.submit(wanted, print)
+        (state / name).write_bytes(b"")
+        backend.delete("tiny", claims=False, say=print)
+        assert not daemon.names() and not list(state.iterdir()), name
 
 
 def test_a_volume_of_somebody_else_is_not_noted(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:

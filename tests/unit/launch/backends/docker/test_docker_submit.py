@@ -24,7 +24,8 @@ SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key"
 def test_submit_makes_volumes_network_and_containers_and_starts_them(daemon: Daemon, submit: Submit) -> None:
     assert submit() == ["2 containers started: rankzero-tiny-0, rankzero-tiny-1"]
     assert states(daemon) == dict.fromkeys(NODES, "running")
-    assert set(daemon.state["volumes"]) == {"rankzero-results", "rankzero-tiny-0.tmp", "rankzero-tiny-1.tmp"}
+    scratch = {"rankzero-tiny-0.tmp", "rankzero-tiny-1.tmp"}
+    assert set(daemon.state["volumes"]) == {"rankzero-results", "rankzero-results.used-by.tiny", *scratch}
     assert list(daemon.state["networks"]) == ["rankzero-tiny"]
     created = daemon.container(NODES[1])["fake"]
     assert created["options"]["--network"] == ["rankzero-tiny"]
