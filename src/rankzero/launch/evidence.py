@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rankzero.launch.labels import Manifest
+
+ABOUT_TO_START = timedelta(minutes=1)
+"""Where a submit starts all itself: for how long after something was made or has ended it may be about to do so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.diagnose.remedies import remedies, told
+from rankzero.launch.evidence import ABOUT_TO_START
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import awaited_nodes, last_progress, last_spoken, progress_gap
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
@@ -86,8 +87,11 @@ def _partly(joined: JoinedEvidence) -> Iterator[Finding]:
         and pod.waiting in ("", "ContainerCreating", "PodInitializing")
         and pod.deleting_since is None
     ]
-    late = [(waited, pod) for waited, pod in late if waited > STALLED.total_seconds() / 3]
     if late and kind_section(joined.kind).on_this_machine:
+        newest = [joined.prepared, *(pod.created for _, pod in late)]
+        since = max((at for at in newest if at is not None), default=joined.now)
+        if joined.now - since < ABOUT_TO_START:
+            return
         waited, pod = max(late, key=lambda one: one[0])
         yield Finding(
             "pod-pending",
@@ -98,7 +102,9 @@ def _partly(joined: JoinedEvidence) -> Iterator[Finding]:
             (f"{pod.name}: {pod.waiting or pod.phase}",),
             pod.node,
         )
-    elif late:
+        return
+    late = [(waited, pod) for waited, pod in late if waited > STALLED.total_seconds() / 3]
+    if late:
         waited, pod = max(late, key=lambda one: one[0])
         others = f" while {len(running)} of {joined.num_nodes} nodes run and wait for it" if running else ""
         yield Finding(

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import chain
 from typing import IO, Any
 
@@ -25,6 +25,8 @@ from rankzero.launch.backends.docker.evidence import (
     asked_for,
     has_started,
     is_active,
+    is_under_way,
+    is_waiting,
     label_of,
     objects_of,
     pod_of,
@@ -38,13 +40,10 @@ from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.survey import Survey
-from rankzero.launch.untyped_json import moment
 from rankzero.machine import local_gpus, nvidia_gpus, usable_cores, usable_memory
 from rankzero.wording import counted, listed
 
 Inspected = dict[str, Any]
-RECENT = timedelta(minutes=1)
-"""How long after a container was made, or has ended, whoever submits the run may be about to start others."""
 POLL_SECONDS = 1.0
 """How often those who follow logs look for containers that came later."""
 _DAEMON_FAILED = 125
@@ -126,8 +125,7 @@ class DockerBackend:
             found = [one for one in every if wanted.pod(_source(one).role, _source(one).node)]
             if query.follow:
                 found = [one for one in found if one["Id"] not in self._told]
-            pending = any(not has_started(one) and one["State"]["Status"] == "created" for one in found)
-            pending = pending and any(is_active(one) or _is_recent(one, _now()) for one in every)
+            pending = any(is_waiting(one) for one in found) and is_under_way(every, _now())
             return {one["Id"]: _source(one) for one in found if has_started(one)}, pending
 
         if query.follow:
@@ -236,7 +234,9 @@ class DockerBackend:
     def _evidence(self, run: str, containers: Sequence[Inspected]) -> Evidence:
         seen = {one["Id"]: pod_of(one, read_message(label_of(one, TERMINATION))) for one in containers}
         pods = tuple(seen[one["Id"]] for one in _begun(containers))
-        return Evidence(run=run, now=_now(), objects=tuple(objects_of(run, seen.values())), pods=pods, nodes=None)
+        now = _now()
+        objects = objects_of(run, seen.values(), tries_again=is_under_way(containers, now))
+        return Evidence(run=run, now=now, objects=tuple(objects), pods=pods, nodes=None)
 
     def _files(self, run: str) -> RunFiles:
         return RunFiles(state_dir(self._env) / run)
@@ -244,11 +244,6 @@ class DockerBackend:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _is_recent(inspected: Inspected, now: datetime) -> bool:
-    times = (moment(inspected["Created"]), moment(inspected["State"].get("FinishedAt")))
-    return any(one is not None and now - one < RECENT for one in times)
 
 
 def _begun(containers: Sequence[Inspected]) -> list[Inspected]:
@@ -274,10 +269,10 @@ def _stamped(line: LogLine) -> str:
     return line.text if line.time is None else f"{line.time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {line.text}"
 
 
-def _place(inspected: Inspected) -> tuple[bool, int]:
-    """The preparation, then the nodes."""
+def _place(inspected: Inspected) -> tuple[bool, int, str]:
+    """The preparation, then the nodes; of a preparation that is tried again the newest last."""
     source = _source(inspected)
-    return source.role == labels.NODE_ROLE, source.node
+    return source.role == labels.NODE_ROLE, source.node, str(inspected["Created"])
 
 
 def _claims(pod: Manifest) -> list[str]:

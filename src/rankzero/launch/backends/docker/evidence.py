@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from signal import SIGTERM
 from typing import Any
 
+from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch import labels
+from rankzero.launch.evidence import ABOUT_TO_START
 from rankzero.launch.kinds.docker import NODE_LABEL
 from rankzero.launch.labels import Manifest, prepare_name
+from rankzero.launch.untyped_json import moment
 
 POD = "rankzero.dev/docker-pod"
 """Container label: the Pod, as JSON."""
@@ -24,6 +29,8 @@ RESTARTS = "rankzero.dev/docker-restarts"
 TERMINATION = "rankzero.dev/docker-termination"
 """Container label: the file on this machine that has the termination message."""
 MOST_MESSAGE_BYTES = 4096
+FINAL = frozenset({*NEVER_RETRIED, ExitCode.STOPPED, 128 + SIGTERM})
+"""Exit codes after which a preparation is not tried again: it cannot succeed, or somebody has stopped it."""
 
 _NEVER = "0001-01-01T00:00:00Z"
 
@@ -54,6 +61,28 @@ def has_started(inspected: Mapping[str, Any]) -> bool:
     return str(inspected["State"].get("StartedAt", _NEVER)) != _NEVER
 
 
+def is_waiting(inspected: Mapping[str, Any]) -> bool:
+    """Whether it was made and not started yet, and docker has not refused that."""
+    state = inspected["State"]
+    return not has_started(inspected) and state["Status"] == "created" and not state.get("Error")
+
+
+def is_under_way(containers: Iterable[Mapping[str, Any]], now: datetime) -> bool:
+    """Whether a submit may be about to start some of a run's containers: nothing but time tells that it was ended. One
+    that gives up leaves none that waits."""
+    every = sorted(containers, key=lambda one: str(one["Created"]))
+    if not any(map(is_waiting, every)):
+        return False
+    if any(map(is_active, every)):
+        return True
+    first = [pod_of(one)["status"] for one in every if label_of(one, labels.ROLE) == labels.PREPARE_ROLE]
+    ends = first[-1]["containerStatuses"][0]["state"] if first and first[-1]["phase"] == "Failed" else {}
+    if ends and ends["terminated"]["exitCode"] in FINAL:
+        return False
+    times = [moment(at) for one in every for at in (one["Created"], one["State"].get("FinishedAt"))]
+    return any(at is not None and now - at < ABOUT_TO_START for at in times)
+
+
 def pod_of(inspected: Mapping[str, Any], message: str = "") -> Manifest:
     """The Pod with its status. `message` is what it left when it ended."""
     asked = asked_for(inspected)
@@ -61,8 +90,9 @@ def pod_of(inspected: Mapping[str, Any], message: str = "") -> Manifest:
     return {**asked, "metadata": metadata, "status": _status(inspected, asked, message)}
 
 
-def objects_of(run: str, pods: Iterable[Manifest]) -> list[Manifest]:
-    """What a cluster would show besides pods: the ConfigMap without its data, and the preparation Job."""
+def objects_of(run: str, pods: Iterable[Manifest], *, tries_again: bool) -> list[Manifest]:
+    """What a cluster would show besides pods: the ConfigMap without its data, and the preparation Job. That has not
+    failed where somebody `tries_again`."""
     pods = list(pods)
     if not pods:
         return []
@@ -75,21 +105,21 @@ def objects_of(run: str, pods: Iterable[Manifest]) -> list[Manifest]:
         "creationTimestamp": first["metadata"]["creationTimestamp"],
     }
     found: list[Manifest] = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}]
-    prepare = next((pod for pod in pods if labels.role_of(pod) == labels.PREPARE_ROLE), None)
-    if prepare is not None:
-        found.append(_job(metadata, prepare_name(run), prepare))
+    prepares = [pod for pod in pods if labels.role_of(pod) == labels.PREPARE_ROLE]
+    if prepares:
+        found.append(_job(metadata, prepare_name(run), prepares[-1], tries_again=tries_again))
     return found
 
 
 _OF_PODS = (labels.ROLE, NODE_LABEL)
 
 
-def _job(metadata: Mapping[str, Any], name: str, pod: Manifest) -> Manifest:
+def _job(metadata: Mapping[str, Any], name: str, pod: Manifest, *, tries_again: bool) -> Manifest:
     status = pod["status"]
     ends = {"Succeeded": ("Complete", "succeeded"), "Failed": ("Failed", "failed")}
     condition, count = ends.get(status["phase"], ("", "active"))
     value: Manifest = {"startTime": status.get("startTime"), count: 1}
-    if condition:
+    if condition and not (condition == "Failed" and tries_again):
         ended = status["containerStatuses"][0]["state"]["terminated"]
         value["conditions"] = [{"type": condition, "status": "True", "lastTransitionTime": ended.get("finishedAt")}]
     own = {**metadata, "name": name, "labels": {**metadata["labels"], labels.ROLE: labels.PREPARE_ROLE}}

@@ -7,15 +7,23 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from signal import SIGTERM
 from typing import Any
 
-from rankzero.errors import NEVER_RETRIED, ConfigError, ExitCode, Problem, RankzeroError
+from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.docker.command import Docker, Host
 from rankzero.launch.backends.docker.create import Creation
-from rankzero.launch.backends.docker.evidence import HASH, RESTARTS, TERMINATION, asked_for, is_active, label_of, pod_of
+from rankzero.launch.backends.docker.evidence import (
+    FINAL,
+    HASH,
+    RESTARTS,
+    TERMINATION,
+    asked_for,
+    is_active,
+    label_of,
+    pod_of,
+)
 from rankzero.launch.backends.docker.files import RunFiles, read_message
 from rankzero.launch.backends.docker.logs import Source, followed
 from rankzero.launch.backends.docker.pod import Container, container_of, gpus_of, share_gpus
@@ -28,8 +36,6 @@ _IGNORED = ("Service", "ServiceAccount", "Role", "RoleBinding")
 """Names and rights that docker's network and daemon give by themselves."""
 
 _POLL_SECONDS = 60.0
-_FINAL = frozenset({*NEVER_RETRIED, ExitCode.STOPPED, 128 + SIGTERM})
-"""Exit codes after which a preparation is not tried again: it cannot succeed, or somebody has stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,8 @@ def submit(
     Returns the id of the container whose lines were said: the preparation's, where there was one.
     """
     prepare, nodes, secrets = judge(docker, request, env=env, gpus=gpus)
-    there = {asked_for(one)["metadata"]["name"]: one for one in docker.containers(f"{labels.RUN}={request.run}")}
+    every = docker.containers(f"{labels.RUN}={request.run}")
+    there = {asked_for(one)["metadata"]["name"]: one for one in every}
     if not replaces:
         _ask(request, there)
     kept = _kept(request, there)
@@ -109,7 +116,7 @@ def submit(
     creation = Creation(docker, request.run, request.digest, files, request.config_maps, request.claims, secrets)
     told: str | None = None
     try:
-        _clear(docker, [one for name, one in there.items() if name not in kept], say)
+        _clear(docker, [one for one in every if asked_for(one)["metadata"]["name"] not in kept], say)
         creation.volumes([*missing, *([prepare] if prepare and not goes_on else [])])
         creation.network()
         for one in missing:  # before the preparation: what docker refuses, it refuses now
@@ -253,14 +260,17 @@ def _prepare(docker: Docker, creation: Creation, prepare: Container, attempts: i
     name = prepare.pod["metadata"]["name"]
     source = Source(name, 0, labels.PREPARE_ROLE)
     for attempt in range(attempts):
-        if attempt:
-            docker.call("rm", "--volumes", prepare.name)
+        before = f"{prepare.name}.before"
+        if attempt:  # one of them is there at any time: who looks sees a run that is prepared for
+            docker.call("rename", prepare.name, before)
         identity = creation.container(prepare, restarts=attempt)
+        if attempt:
+            docker.call("rm", "--volumes", before)
         say(f"{name}: the model and the data first" + (f"; attempt {attempt + 1} of {attempts}" if attempt else ""))
         code = _to_its_end(docker, prepare.name, {identity: source}, say)
         if code == 0:
             return identity
-        if code in _FINAL:
+        if code in FINAL:
             break
     pods = [pod_of(one, read_message(label_of(one, TERMINATION))) for one in docker.inspect(prepare.name)]
     raise preparation_failed(name, pods)

@@ -125,6 +125,10 @@ def remove(state: dict[str, Any], names: list[str]) -> None:
         del state["containers"][one["Id"]]
 
 
+def rename(state: dict[str, Any], names: list[str]) -> None:
+    find(state, names[0])["Name"] = f"/{names[1]}"
+
+
 def logs(state: dict[str, Any], arguments: list[str]) -> None:
     options, (name,) = parse(arguments)
     container = find(state, name)["Name"].lstrip("/")
@@ -190,7 +194,16 @@ def image(state: dict[str, Any], arguments: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[dict[str, Any], list[str]], None]] = {
-    **{"create": create, "start": start, "stop": stop, "rm": remove, "logs": logs, "ps": listing, "wait": wait},
+    **{
+        "create": create,
+        "start": start,
+        "stop": stop,
+        "rm": remove,
+        "rename": rename,
+        "logs": logs,
+        "ps": listing,
+        "wait": wait,
+    },
     **{"info": host, "volume": kept("volumes"), "network": kept("networks"), "image": image},
     "inspect": lambda state, arguments: show(state, parse(arguments)[1]),
     "run": lambda state, arguments: None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from rankzero.errors import AccessError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import Ended, LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
-from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.command import Answer, Docker
 from rankzero.launch.backends.docker.create import Creation
 from rankzero.launch.backends.docker.pod import Container
+from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.status import run_status, summarise
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
@@ -187,6 +189,55 @@ def test_following_goes_on_where_the_nodes_are_about_to_start(
     told, lines = follow(backend)
     told.join(300)
     assert not told.is_alive() and lines == ["at last"]
+
+
+def test_status_and_logs_agree_at_each_step_of_a_submit(
+    daemon: Daemon, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its preparation takes half an hour and fails once; at each moment somebody looks, and five hours later too."""
+    daemon.behave(ends={PREPARE: [[69], [0]]})
+    pending: list[bool] = []
+    seen: list[tuple[str, str]] = []
+
+    def look(ask: Callable[[], tuple[dict[str, object], bool]], _seconds: float, **_options: object) -> Iterator[str]:
+        pending.append(ask()[1])
+        return iter(())
+
+    monkeypatch.setattr("rankzero.launch.backends.docker.backend.followed", look)
+    looker = DockerBackend(Docker(lambda arguments, env: Answer(*daemon.execute(arguments, env))))
+
+    def to_come(now: datetime) -> bool:
+        monkeypatch.setattr("rankzero.launch.backends.docker.backend._now", lambda: now)
+        list(looker.logs("tiny", LogQuery(follow=True)))
+        told = run_status(looker.collect("tiny", log_lines=0))
+        going_on = not told.is_over and not any(one.severity == "broken" for one in told.findings)
+        assert going_on == pending[-1], (now, seen[-1:], told.phase, told.findings)
+        return going_on
+
+    def execute(arguments: Sequence[str], env: Mapping[str, str]) -> Answer:
+        answer = Answer(*daemon.execute(arguments, env))
+        seen.append((arguments[1], arguments[-1]))
+        began = ("start", PREPARE) in seen
+        with opened(Path(os.environ[VARIABLE])) as state:
+            for one in state["containers"].values() if began else ():
+                long_ago = one["State"]["Status"] == "exited" or one["Name"][1:] in NODES
+                one["Created"] = "2025-12-31T23:30:00Z" if long_ago else "2026-01-01T00:02:05Z"
+        if len(daemon.names()) >= 2 and arguments[1:] != ["start", *NODES]:
+            assert to_come(datetime(2026, 1, 1, 0, 2 if began else 0, 10, tzinfo=UTC)), seen
+            assert not to_come(LATER), seen
+        return answer
+
+    wanted = objects(prepare=True)
+    DockerBackend(Docker(execute), gpus=lambda env: ("0", "1")).submit(wanted, print)
+    assert len(pending) > 12 and states(daemon)[NODES[0]] == "running"
+
+
+def test_a_preparation_that_nobody_tries_again_has_failed_at_once(daemon: Daemon, backend: DockerBackend) -> None:
+    daemon.behave(ends={PREPARE: [[69], [69]]})
+    with pytest.raises(PreparationError):
+        backend.submit(objects(prepare=True), print)
+    told = run_status(backend.collect("tiny"))
+    assert (told.phase, told.exit_code, told.is_over) == ("Failed", 69, True)
 
 
 def test_cancel_stops_and_keeps_everything(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
