@@ -104,7 +104,7 @@ def make_plan(
             retry_exit_offset=kind.retry_exit_offset,
             rdma=cluster.resources.rdma is not None,
             park=kind.parks,
-            prepared_marker=_prepared_marker(kind, cache, name) if prepare else None,
+            prepared_marker=_prepared_marker(kind, cache, cluster.namespace, name) if prepare else None,
             mirrors=_mirrors(cluster) if trains else (),
             options=options,
         ),
@@ -161,9 +161,9 @@ def _has_place_to_prepare(cluster: ClusterSpec) -> bool:
     return not kind_section(cluster.kind).on_hosts or cluster.slurm.prepare_partition is not None
 
 
-def _prepared_marker(kind: Kind, cache: VolumeSpec | None, name: str) -> str | None:
-    """What training pods wait for; None where something else has them wait."""
-    return None if kind.whole or cache is None else f"{cache.mount}/rankzero/prepared/{name}.json"
+def _prepared_marker(kind: Kind, cache: VolumeSpec | None, namespace: str, name: str) -> str | None:
+    """What training pods wait for; None where something else has them wait. Namespaces may share a cache."""
+    return None if kind.whole or cache is None else f"{cache.mount}/rankzero/prepared/{namespace}.{name}.json"
 
 
 class _Paths:

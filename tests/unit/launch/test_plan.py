@@ -213,7 +213,13 @@ def test_settings_survive_their_file() -> None:
     assert made.settings.min_nodes == 2
     assert made.settings.mirrors[0].direction == "upload"
     assert made.prepare
-    assert made.settings.prepared_marker == "/cache/rankzero/prepared/r.json"
+    assert made.settings.prepared_marker == "/cache/rankzero/prepared/default.r.json"
+
+
+def test_runs_of_one_name_in_two_namespaces_share_no_marker_on_a_cache_of_both() -> None:
+    storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "host_path": "/nfs/cache"}}
+    made = [plan(cluster=cluster_spec(storage=storage, namespace=name)).settings for name in ("one", "two")]
+    assert made[0].prepared_marker != made[1].prepared_marker and made[0].prepared_marker is not None
 
 
 def test_auto_is_what_every_cluster_has() -> None:

@@ -15,7 +15,7 @@ from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import STAMPS_VARIABLE, Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.pid1 import StopWish, reap_orphans
-from rankzero.launch.node.prepared import beating, begin, end
+from rankzero.launch.node.prepared import beating, begin, end, own_marker
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
@@ -57,8 +57,8 @@ def live(stop: StopWish) -> None:
 
 def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:
     """Prepare, with a marker on the volume that says how it stands. Returns what it failed with."""
-    path = None if settings.prepared_marker is None else Path(settings.prepared_marker)
     submission = Submission(os.environ).name
+    path = None if settings.prepared_marker is None else own_marker(settings.prepared_marker, submission)
     starts = 1 if path is None else begin(path, spec, submission)
     with beating(path) if path is not None else nullcontext():
         try:

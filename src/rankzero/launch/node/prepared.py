@@ -27,6 +27,12 @@ SILENT_SECONDS = 600.0
 """Longer than a pod takes to be replaced where there is room for it."""
 
 
+def own_marker(path: str, submission: str) -> Path:
+    """The marker of a submission, where submissions have names: clusters whose namespaces are called the same may share
+    a cache, and a run of one must not take the marker of a run of another."""
+    return Path(path).with_suffix(f".{submission}.json" if submission else ".json")
+
+
 def begin(path: Path, spec: RunSpec, submission: str) -> int:
     """Say that the preparation is under way; in this submission and spec it is the n-th start. Raises StorageError."""
     before = _read(path) or {}

@@ -66,7 +66,7 @@ class NodeSettings:
     park: bool = False
     """Stay when finished instead of leaving (StatefulSet: a container that leaves is started again)."""
     prepared_marker: str | None = None
-    """File that the preparation Job writes; None: there is no such Job."""
+    """File that the preparation Job writes, to which the submission's name is added; None: there is no such Job."""
     mirrors: tuple[Mirror, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankzero.errors import AccessError, RankzeroError, ServiceError, StoppedError
 from rankzero.launch.node import prepared
-from rankzero.launch.node.prepared import begin, end, wait_for_marker
+from rankzero.launch.node.prepared import begin, end, own_marker, wait_for_marker
 from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import small_spec
@@ -50,6 +50,17 @@ def test_an_older_submissions_failure_is_not_this_ones(tmp_path: Path, spec: Run
     assert not wait(marker, spec, "second")
     end(marker, spec, "second", None, starts=begin(marker, spec, "second"))
     assert wait(marker, spec, "second")
+
+
+def test_two_clusters_with_one_cache_do_not_take_each_others_marker(tmp_path: Path, spec: RunSpec) -> None:
+    """Both have a namespace and a run of the same names; pods of the first that start late find it prepared."""
+    settings = str(tmp_path / "default.r.json")
+    first, second = (own_marker(settings, name) for name in ("first", "second"))
+    end(first, spec, "first", None, starts=begin(first, spec, "first"))
+    begin(second, spec, "second")
+    assert wait(own_marker(settings, "first"), spec, "first")
+    assert not wait(own_marker(settings, "second"), spec, "second")
+    assert own_marker(settings, "") == Path(settings)
 
 
 def test_without_submissions_a_failure_counts_when_it_is_new_or_nothing_replaces_it(
