@@ -218,25 +218,25 @@ class _Paths:
         if not posixpath.isabs(path) and "://" not in path:
             if outputs is not None:
                 inside = posixpath.normpath(posixpath.join(outputs.mount, path))
-                if _volume_of(inside, {"outputs": outputs}) is None:
+                if volume_of(inside, {"outputs": outputs}) is None:
                     hint = "it is relative to the outputs volume, and must stay on it"
                     self.problems.append(Problem(f"{path} leaves the volume", self._where("output_dir"), hint))
                 return inside
             hint = "add storage.outputs: {mount: /outputs, claim: NAME}"
             self.problems.append(Problem("no volume keeps the results", "cluster.yaml storage.outputs", hint))
             return path
-        volume = _volume_of(path, self._volumes)
+        volume = volume_of(path, self._volumes)
         if "://" in path:
             hint = "set storage.outputs.url in cluster.yaml to copy checkpoints to an object store"
             self.problems.append(Problem("run directories are on a file system", self._where("output_dir"), hint))
-        elif volume is None or volume.is_read_only or not (_is_kept(volume) or _is_copied(volume, outputs)):
+        elif volume is None or volume.is_read_only or not (is_kept(volume) or _is_copied(volume, outputs)):
             hint = f"volumes are mounted at {self._mounts()}; a relative path is on the outputs volume"
             what = f"{path} is not on a volume that keeps what is written"
             self.problems.append(Problem(what, self._where("output_dir"), hint))
         return path
 
     def _must_be_mounted(self, path: str, field_name: str) -> None:
-        if _volume_of(path, self._volumes) is None:
+        if volume_of(path, self._volumes) is None:
             hint = f"volumes are mounted at {self._mounts()}; a small local file is shipped when its path is relative"
             self.problems.append(Problem(f"pods have nothing at {path}", self._where(field_name), hint))
 
@@ -315,7 +315,7 @@ def _eval_in_pods(asked: EvalSpec, paths: _Paths) -> EvalSpec:
     return asked.model_copy(update={"prompts": paths.data(asked.prompts, "eval.prompts")})
 
 
-def _volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | None:
+def volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | None:
     """The volume that a path of the pods is on: the one with the longest mount."""
     holding = [
         volume
@@ -325,7 +325,7 @@ def _volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | Non
     return max(holding, key=lambda volume: len(volume.mount), default=None)
 
 
-def _is_kept(volume: VolumeSpec) -> bool:
+def is_kept(volume: VolumeSpec) -> bool:
     """Whether what is written outlives the pod, for others to read. A url alone fills a directory of each pod's own."""
     return volume.claim is not None or volume.host_path is not None
 
@@ -340,7 +340,7 @@ def _access_problems(cluster: ClusterSpec) -> list[Problem]:
         return []
     outputs = cluster.storage.get("outputs")
     problems = []
-    if outputs is not None and not _is_kept(outputs):
+    if outputs is not None and not is_kept(outputs):
         hint = "give storage.outputs a claim or host_path that all nodes mount; its url then keeps a copy"
         problems.append(Problem("several nodes need one volume for results", "cluster.yaml storage.outputs", hint))
     what = f"ReadWriteOnce can be mounted on one host at a time, and num_nodes is {cluster.num_nodes}"

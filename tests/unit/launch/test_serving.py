@@ -49,6 +49,24 @@ def test_the_objects_are_the_golden_ones_and_valid(profile: str, tmp_path: Path)
             check_core(manifest, version)
 
 
+URL = {"url": "s3://bucket/place"}
+
+
+@pytest.mark.parametrize(("volume", "own"), [("outputs", URL), ("models", URL), ("models", {})])
+def test_what_no_other_pod_can_read_is_not_served(volume: str, own: dict[str, str], tmp_path: Path) -> None:
+    storage = {name: {"mount": f"/{name}", "claim": name} for name in ("outputs", "models")}
+    for name, there in (("whole", storage), ("empty", {**storage, volume: {"mount": f"/{volume}", **own}})):
+        place = {"image": "i", "kind": "job", "storage": there}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(place))
+    spec = {"name": "r", "model": {"name": "/models/base"}, "data": {"train": "/models/rows.jsonl"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
+    assert serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "whole.yaml"))
+    with pytest.raises(ConfigError, match=f"nothing at /{volume}: the volume there is each pod's own") as caught:
+        serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "empty.yaml"))
+    [problem] = caught.value.problems
+    assert "rankzero pull" in problem.hint and "claim" in problem.hint
+
+
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(PROFILES)
 

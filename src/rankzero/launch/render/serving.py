@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest, object_name
 from rankzero.launch.node.settings import TOKEN_VARIABLE
-from rankzero.launch.plan import Plan
+from rankzero.launch.plan import Plan, is_kept, volume_of
 from rankzero.launch.render.container import environment, mounts, resources, security
 from rankzero.launch.render.pod import pod_spec
 from rankzero.launch.render.shared import CONFIG_VOLUME, claims
@@ -40,7 +41,24 @@ class ServingWishes:
 
 
 def serving_objects(plan: Plan, wishes: ServingWishes) -> list[Manifest]:
-    """Claims that are missing, the Service, and the Deployment."""
+    """Claims that are missing, the Service, and the Deployment. Raises ConfigError where what is served lies on a
+    volume that each pod has for itself: pods that train fill it from a URL, or copy it to one, and no others do."""
+    model, base = plan.run.model, plan.run.model.local_dir or plan.run.model.name
+    read = {"output_dir": plan.run_dir, "model": base, "model.tokenizer_dir": model.tokenizer_dir or ""}
+    empty = {
+        field: volume
+        for field, path in read.items()
+        if (volume := volume_of(path, plan.cluster.storage)) is not None and not is_kept(volume)
+    }
+    if empty:
+        raise ConfigError(
+            Problem(
+                f"a server's pod has nothing at {volume.mount}: the volume there is each pod's own",
+                f"{field} {read[field]}",
+                "`rankzero pull` brings the result here, for `rankzero serve RUN`; or give that volume a claim",
+            )
+            for field, volume in empty.items()
+        )
     return [*claims(plan), _service(plan, wishes), _deployment(plan, wishes)]
 
 
