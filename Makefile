@@ -94,7 +94,7 @@ audit: $(VENV)/bin/python
 	$(VENV)/bin/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
 golden: $(VENV)/.dev
-	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py tests/unit/launch/test_serving.py \
+	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py tests/unit/launch/test_serving.py tests/unit/launch/test_render_tensorboard.py \
 		tests/unit/launch/backends/slurm/test_script.py
 	$(VENV)/bin/python examples/kubernetes/render.py
 

@@ -12,6 +12,7 @@ from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.shared import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME, volume_name
 from rankzero.spec.cluster_checks import env_name_of
+from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.quantity import as_number, cores
 
 IDLE_MODULE = "rankzero.launch.node.idle"
@@ -21,6 +22,7 @@ PREPARE_COMMAND = ["python", "-P", "-m", "rankzero.launch.node.prepare", CONFIG_
 IDLE_COMMAND = ["python", "-P", "-m", IDLE_MODULE]
 PREPARE_CPU, PREPARE_MEMORY = 2.0, "8Gi"
 """Enough to download weights and to tokenise; a preparation Job never asks for more than the training pods."""
+SMALL_CPU = 0.1
 
 
 def container(plan: Plan, name: str, *, role: str = labels.NODE_ROLE, master: str | None = None) -> dict[str, Any]:
@@ -76,6 +78,19 @@ def _secret(variable: str, name: str, key: str, optional: bool) -> dict[str, Any
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
+def resources_beside(cluster: ClusterSpec, memory: str, most: str) -> dict[str, Any]:
+    """Of a pod that reads and shows: a part of a core, and memory from `memory` to `most`."""
+    limit = cluster.resources.limits.cpu
+    cpu = SMALL_CPU if limit is None else min(SMALL_CPU, limit)
+    return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {**_cpu_limit(cluster), "memory": most}}
+
+
+def _cpu_limit(cluster: ClusterSpec) -> dict[str, str]:
+    """Where a quota counts it, no pod may leave it out."""
+    limit = cluster.resources.limits.cpu
+    return {} if limit is None else {"cpu": cores(limit)}
+
+
 def resources(plan: Plan, role: str) -> dict[str, Any]:
     """Requests and limits. Memory is limited wherever it is known, so that a pod cannot take its neighbours along."""
     asked = plan.cluster.resources
@@ -83,14 +98,12 @@ def resources(plan: Plan, role: str) -> dict[str, Any]:
         most = asked.limits.cpu
         cpu = min(one for one in (asked.cpu or PREPARE_CPU, PREPARE_CPU, most) if one is not None)
         memory = min(asked.memory or PREPARE_MEMORY, PREPARE_MEMORY, key=as_number)
-        cpu_limit = {} if most is None else {"cpu": cores(most)}  # where a quota counts it, no pod may leave it out
-        return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {**cpu_limit, "memory": memory}}
+        limited = {**_cpu_limit(plan.cluster), "memory": memory}
+        return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": limited}
     requests: dict[str, str] = {}
-    limits: dict[str, str] = {}
+    limits = _cpu_limit(plan.cluster)
     if asked.cpu is not None:
         requests["cpu"] = cores(asked.cpu)
-    if asked.limits.cpu is not None:
-        limits["cpu"] = cores(asked.limits.cpu)
     if asked.memory is not None:
         requests["memory"] = asked.memory
     limit = asked.limits.memory or asked.memory

@@ -35,11 +35,20 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
     """The pod around its only container."""
     cluster = plan.cluster
     spec = {"terminationGracePeriodSeconds": cluster.grace_period_seconds, **whose(cluster)}
-    spec |= _placement(plan, role)
+    spec |= _placement(cluster)
+    trains = role == labels.NODE_ROLE
+    if trains and cluster.num_nodes > 1:
+        spec |= _spread(plan)
     spec["containers"] = [only]
     spec["volumes"] = volumes(plan)
-    trains = role == labels.NODE_ROLE
-    merge(spec, cluster.pod_patch if trains else _patch_of_preparation(cluster.pod_patch, only["name"]))
+    merge(spec, cluster.pod_patch if trains else _patch_of_others(cluster.pod_patch, only["name"]))
+    return spec
+
+
+def pod_beside(cluster: ClusterSpec, only: dict[str, Any], volumes: list[dict[str, Any]]) -> dict[str, Any]:
+    """A pod that is of no run, around its only container: as a site has all its pods, and where it has them."""
+    spec = {**whose(cluster), **_placement(cluster), "containers": [only], "volumes": volumes}
+    merge(spec, _patch_of_others(cluster.pod_patch, only["name"]))
     return spec
 
 
@@ -64,8 +73,8 @@ def whose(cluster: ClusterSpec) -> dict[str, Any]:
     return spec
 
 
-def _patch_of_preparation(patch: dict[str, Any], container: str) -> dict[str, Any]:
-    """The site's patch for the preparation's pod: its container has another name, and resources of its own."""
+def _patch_of_others(patch: dict[str, Any], container: str) -> dict[str, Any]:
+    """The site's patch for a pod that does not train: its container has another name, and resources of its own."""
     found = {key: value for key, value in patch.items() if key != "containers"}
     containers = patch.get("containers")
     if isinstance(containers, list):
@@ -78,10 +87,9 @@ def _patch_of_preparation(patch: dict[str, Any], container: str) -> dict[str, An
     return found
 
 
-def _placement(plan: Plan, role: str) -> dict[str, Any]:
-    """Where the scheduler may put it. Preparation goes where training may, though it needs no GPU: what a site says of
-    its nodes, such as their architecture, holds for it too."""
-    cluster = plan.cluster
+def _placement(cluster: ClusterSpec) -> dict[str, Any]:
+    """Where the scheduler may put it. What needs no GPU goes where training may, too: what a site says of its nodes,
+    such as their architecture, holds for it as well."""
     spec: dict[str, Any] = {}
     if cluster.priority_class is not None:
         spec["priorityClassName"] = cluster.priority_class
@@ -91,8 +99,6 @@ def _placement(plan: Plan, role: str) -> dict[str, Any]:
         spec["nodeSelector"] = dict(cluster.node_selector)
     if tolerated := tolerations(cluster):
         spec["tolerations"] = tolerated
-    if role == labels.NODE_ROLE and cluster.num_nodes > 1:
-        spec |= _spread(plan)
     return spec
 
 

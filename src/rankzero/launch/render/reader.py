@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
-from rankzero.launch.render.pod import NO_SIDECAR, tolerations, whose
+from rankzero.launch.render.container import resources_beside
+from rankzero.launch.render.pod import NO_SIDECAR, pod_beside
 from rankzero.launch.render.shared import volume_source
 from rankzero.spec.cluster_spec import ClusterSpec
 
@@ -21,27 +22,21 @@ def reader_pod(cluster: ClusterSpec, name: str) -> Manifest:
     mount = {"name": "outputs", "mountPath": outputs.mount, "readOnly": True}
     if outputs.sub_path is not None:
         mount["subPath"] = outputs.sub_path
+    only = {
+        "name": "read",
+        "image": cluster.image,
+        "imagePullPolicy": cluster.image_pull_policy,
+        "command": ["python", "-P", "-c", f"import time; time.sleep({LIFE_SECONDS})"],
+        "resources": resources_beside(cluster, "256Mi", "256Mi"),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [mount],
+    }
     spec = {
+        **pod_beside(cluster, only, [{"name": "outputs", **volume_source(outputs)}]),
         "restartPolicy": "Never",
         "activeDeadlineSeconds": LIFE_SECONDS,
         "terminationGracePeriodSeconds": 0,
-        **whose(cluster),
-        "tolerations": tolerations(cluster),
-        "containers": [
-            {
-                "name": "read",
-                "image": cluster.image,
-                "imagePullPolicy": cluster.image_pull_policy,
-                "command": ["python", "-P", "-c", f"import time; time.sleep({LIFE_SECONDS})"],
-                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}},
-                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                "volumeMounts": [mount],
-            }
-        ],
-        "volumes": [{"name": "outputs", **volume_source(outputs)}],
     }
-    if cluster.node_selector:
-        spec["nodeSelector"] = dict(cluster.node_selector)
     own = {"app.kubernetes.io/name": "rankzero-pull", labels.MANAGED_BY: "rankzero"}
     about = {"labels": {**cluster.labels, **own}, "annotations": {**cluster.annotations, **NO_SIDECAR}}
     metadata = {"name": name, "namespace": cluster.namespace, **about}

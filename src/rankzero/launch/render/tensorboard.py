@@ -10,7 +10,8 @@ from typing import Any
 from rankzero.errors import ConfigError
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest, object_name
-from rankzero.launch.render.pod import NO_SIDECAR, tolerations, whose
+from rankzero.launch.render.container import resources_beside
+from rankzero.launch.render.pod import NO_SIDECAR, pod_beside
 from rankzero.launch.render.shared import TMP_VOLUME, volume_source
 from rankzero.spec.cluster_spec import ClusterSpec
 
@@ -81,15 +82,9 @@ def _pod(cluster: ClusterSpec) -> dict[str, Any]:
         "env": [{"name": "HOME", "value": "/tmp"}],
         "ports": [{"name": "http", "containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": PORT}, "periodSeconds": 5},
-        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "resources": resources_beside(cluster, "512Mi", "2Gi"),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": TMP_VOLUME, "mountPath": "/tmp"}, mount],
     }
-    spec: dict[str, Any] = whose(cluster)
-    if cluster.node_selector:
-        spec["nodeSelector"] = dict(cluster.node_selector)
-    if tolerated := tolerations(cluster):
-        spec["tolerations"] = tolerated
-    spec["containers"] = [only]
-    spec["volumes"] = [{"name": TMP_VOLUME, "emptyDir": {}}, {"name": OUTPUTS, **volume_source(volume)}]
-    return spec
+    volumes = [{"name": TMP_VOLUME, "emptyDir": {}}, {"name": OUTPUTS, **volume_source(volume)}]
+    return pod_beside(cluster, only, volumes)

@@ -18,7 +18,8 @@ def reading(docker: Docker, pod: Manifest) -> Iterator[Execute]:
     there: docker would make an empty one."""
     (only,) = pod["spec"]["containers"]
     name, user = container_name(pod["metadata"]["name"]), pod["spec"]["securityContext"]["runAsUser"]
-    mounts = [_mount(docker, pod, mount) for mount in only["volumeMounts"]]
+    wanted = [mount for mount in only["volumeMounts"] if mount["name"] == "outputs"]  # pod_patch may add others
+    mounts = [_mount(docker, pod, mount) for mount in wanted]
     entry, *rest = only["command"]
     docker.call(
         *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}"),

@@ -1,0 +1,79 @@
+"""Whatever pods we render are as a site has all its pods, and where it has them: of runs, and beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankzero.launch.labels import Manifest
+from rankzero.launch.plan import Plan, make_plan
+from rankzero.launch.render import render
+from rankzero.launch.render.reader import reader_pod
+from rankzero.launch.render.serving import ServingWishes, serving_objects
+from rankzero.launch.render.tensorboard import tensorboard
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.resolve import resolve
+from rankzero.spec.run_spec import RunSpec
+
+STORAGE = {name: {"mount": f"/{name}", "claim": name} for name in ("outputs", "cache")}
+PATCH = {
+    "runtimeClassName": "nvidia",
+    "securityContext": {"supplementalGroups": [4242]},
+    "containers": [{"name": "node", "securityContext": {"readOnlyRootFilesystem": True}}],
+}
+SITE = {
+    "image": "i",
+    "kind": "job",
+    "storage": STORAGE,
+    "prepare": "always",
+    "scheduler": "own-scheduler",
+    "priority_class": "research",
+    "node_selector": {"pool": "gpus"},
+    "tolerations": [{"key": "team", "value": "ours", "effect": "NoSchedule"}],
+    "image_pull_secrets": ["registry"],
+    "service_account": {"name": "trainer"},
+    "user": 1234,
+    "resources": {"cpu": 2, "memory": "4Gi", "limits": {"cpu": 4, "memory": "8Gi"}},
+    "pod_patch": PATCH,
+}
+
+
+def plan() -> Plan:
+    spec = {"name": "r", "model": {"name": "o/m"}, "data": {"train": "/outputs/t.jsonl"}}
+    return make_plan(resolve(RunSpec.model_validate(spec)), ClusterSpec.model_validate(SITE))
+
+
+def pods(value: object) -> list[dict[str, Any]]:
+    """Every pod's spec in it."""
+    if isinstance(value, list):
+        return [found for one in value for found in pods(one)]
+    if not isinstance(value, dict):
+        return []
+    return [value] if "containers" in value else [found for one in value.values() for found in pods(one)]
+
+
+def rendered(what: str) -> list[Manifest]:
+    made = plan()
+    if what == "run":
+        return render(made)
+    if what == "serve":
+        return serving_objects(made, ServingWishes("assistant"))
+    return [reader_pod(made.cluster, "pull")] if what == "pull" else tensorboard(made.cluster)
+
+
+@pytest.mark.parametrize(("what", "count"), [("run", 2), ("serve", 1), ("pull", 1), ("tensorboard", 1)])
+def test_every_pod_has_what_the_site_says_of_pods(what: str, count: int) -> None:
+    found = pods(rendered(what))
+    assert len(found) == count
+    for pod in found:
+        assert (pod["schedulerName"], pod["priorityClassName"]) == ("own-scheduler", "research")
+        assert pod["nodeSelector"] == {"pool": "gpus"}
+        assert {"key": "team", "operator": "Equal", "value": "ours", "effect": "NoSchedule"} in pod["tolerations"]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}] and pod["serviceAccountName"] == "trainer"
+        assert pod["runtimeClassName"] == "nvidia"
+        assert (pod["securityContext"]["supplementalGroups"], pod["securityContext"]["runAsUser"]) == ([4242], 1234)
+        [container] = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert set(container["resources"]["limits"]) >= {"cpu", "memory"}, "where a quota counts them, none may lack"
+        assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
