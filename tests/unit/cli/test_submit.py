@@ -52,8 +52,8 @@ def test_what_is_sent_is_what_dry_run_prints(place: Place) -> None:
     secrets = [body for body in sent if set(body.get("data", ())) == {"token"}]
     assert secrets, "what pods know each other by is printed nowhere"
     assert "@" in sent[-1]["metadata"]["annotations"].pop("rankzero.dev/submitted-by")
-    notes = [body for body in sent if "used-by" in str(body)]
-    assert all(set(body) == {"metadata"} for body in notes), "on claims, of who uses them"
+    notes = [body for body in sent if "used-by" in str(body) or "claims-noted" in str(body)]
+    assert all(set(body) == {"metadata"} for body in notes), "on claims, of who uses them, and that it is done"
     assert [body for body in sent if body not in (*secrets, *notes)] == printed
 
 
