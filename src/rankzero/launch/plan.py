@@ -119,7 +119,7 @@ def make_plan(
 def _prepares(cluster: ClusterSpec) -> bool:
     """Whether a preparation goes first."""
     cache = cluster.storage.get("cache")
-    kept = cache is not None and _is_kept(cache)
+    kept = cache is not None and is_kept(cache)
     return cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
 
 
@@ -128,7 +128,7 @@ def _preparation_problems(cluster: ClusterSpec) -> list[Problem]:
     cache = cluster.storage.get("cache")
     if not _prepares(cluster):
         return []
-    if cache is None or not _is_kept(cache):
+    if cache is None or not is_kept(cache):
         hint = "add storage.cache with a claim or host_path, or leave prepare: auto"
         return [Problem("there is no volume to prepare into", "prepare", hint)]
     if not cache.is_read_only:
