@@ -24,7 +24,8 @@ _LONGEST = 8192
 
 
 def taught_stop(spec: RunSpec, tokenizer: Any, train: TokenizedDataset | Stream) -> int | None:
-    """The token; None where answers are not trained, no template writes them, or none of the first rows has it."""
+    """The token; None where answers are not trained, no template writes them, or none of the first rows has it; of a stream, whose
+    rows come later."""
     if tokenizer.chat_template is None or spec.task_section.uses != "writes":
         return None
     parts = take_apart(tokenizer, "answers")
@@ -40,8 +41,8 @@ def taught_stop(spec: RunSpec, tokenizer: Any, train: TokenizedDataset | Stream)
     learnt = [token for start, end in row.ranges for token in row.ids[start:end]]
     own_words = tokenizer.added_tokens_decoder
     found = next((token for token in reversed(learnt[-_BEHIND:]) if token in own_words), None)
-    if found is None or isinstance(train, Stream):
-        return found
+    if found is None or isinstance(train, Stream):  # whose rows nobody has seen yet: they may be text without answers
+        return None
     for number in range(min(len(train), _LOOKED_AT)):
         ids, trained = train.row(number)
         if found in ids[trained]:

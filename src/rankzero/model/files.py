@@ -204,6 +204,8 @@ def _index_problems(directory: Path) -> list[Problem]:
 _EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8"})
 _SCALED_BY = ("{0}_scale_inv", "{1}.weight_scale_inv", "{1}.scale", "{1}.qscale_weight")
 """Where the scales of a weight are looked for as it is read: by its name, and by its module's."""
+_NO_WEIGHTS = (".bias", ".masked_bias", ".mask", ".position_ids")
+"""Causal masks and the like, which older versions of transformers saved, in bytes: no model reads them."""
 
 
 def _scale_problems(directory: Path) -> list[Problem]:
@@ -220,7 +222,7 @@ def _scale_problems(directory: Path) -> list[Problem]:
     }
     for name, entry in stored.items():
         kinds = _EIGHT_BITS if not packing else _EIGHT_BITS - {"I8", "U8"}  # what packs into bytes names them itself
-        if entry["dtype"] not in kinds or len(entry["shape"]) < 2:
+        if entry["dtype"] not in kinds or len(entry["shape"]) < 2 or name.endswith(_NO_WEIGHTS):
             continue
         names = [pattern.format(name, name.removesuffix(".weight")) for pattern in _SCALED_BY] if packing else []
         scales = next((stored[scale]["shape"] for scale in names if scale in stored), None)

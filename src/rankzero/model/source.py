@@ -71,6 +71,8 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
     now = weights_fingerprint(source.weights, own_code=trained_on.own_code, level=logging.WARNING)
     if now == trained_on.fingerprint:
         return None
+    if trained_on.own_code and not any(source.weights.glob("*.py")):
+        return None  # it is part of the fingerprint, and is not brought where the base is loaded without it
     what = "these are not the weights that the run was trained on: what it learnt is about others"
     hint = "bring those back; of a Hub model that went on, by model.revision in run.yaml"
     return Problem(what, str(source.weights), hint)

@@ -113,7 +113,9 @@ class Delivery:
     def _begin(self) -> Server:
         server = self._connect(self._run_dir)
         if self.sent.place not in (None, server.place):
-            self.sent = Sent(spec=self.sent.spec, made_of=self.sent.made_of)  # nothing of it is at this place
+            # Another server, or the same one by another address: under the same key it is asked for what it has.
+            sent = self.sent
+            self.sent = Sent(key=sent.key, spec=sent.spec, made_of=sent.made_of, unsure={**sent.last, **sent.unsure})
         if self.sent.spec is None or self.sent.place is None:
             self.sent.spec, self.sent.place = self.sent.spec or spec_hash(self._spec), server.place
             self.sent.write(self._path)  # the key, before anything carries it

@@ -185,6 +185,19 @@ def test_another_place_gets_the_whole_run_and_the_same_one_no_step_twice(tmp_pat
     assert Sent.read(run_dir.tracking / "memory.json").place == server.place
 
 
+def test_one_server_by_two_addresses_has_one_run_and_no_step_twice(tmp_path: Path) -> None:
+    """A port-forward, a slash at the end: what it has under the run's key is found there."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    keys = set()
+    for last, address in enumerate(("http://host", "http://localhost:1", "http://host"), 1):
+        server.place = address
+        write(run_dir, 2 * last - 1, 2 * last)
+        delivery(server, run_dir).round()
+        keys.add(Sent.read(run_dir.tracking / "memory.json").key)
+    counts = {step: count for (kind, step, name), count in server.points.items() if (kind, name) == ("metrics", "loss")}
+    assert len(keys) == 1 and counts == dict.fromkeys(range(1, 7), 1)
+
+
 def test_notes_of_a_version_that_knew_no_places_are_gone_on_with(tmp_path: Path) -> None:
     run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
     write(run_dir, 1, 3)

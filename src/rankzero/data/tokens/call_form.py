@@ -88,25 +88,27 @@ def with_ids(messages: Sequence[Message], ids: Ids) -> tuple[Message, ...]:
     if ids == "own" or (ids == "named" and _all_named(messages)):
         return tuple(messages)
     names: dict[str, str] = {}
-    waiting: list[str] = []
+    waiting: list[tuple[str, str]] = []  # ids of the last calls, with their functions
     turns: list[Message] = []
     number = 0
     for message in messages:
         calls = []
+        if message.tool_calls:
+            waiting = []
         for call in message.tool_calls:
             given = call.get("id")
-            name = _id_of(ids, call["function"]["name"], number, given)
+            function = call["function"]["name"]
+            name = _id_of(ids, function, number, given)
             number += 1
             if given:
                 names[given] = name
-            waiting.append(name)
+            waiting.append((name, function))
             calls.append({**call, "id": name})
         if message.role == "tool":
             answered = names.get(message.tool_call_id or "")
             if answered is None and waiting:
-                answered = waiting[0]
-            if answered in waiting:
-                waiting.remove(answered)
+                answered = next((one for one, function in waiting if function == message.name), waiting[0][0])
+            waiting = [one for one in waiting if one[0] != answered]
             message = replace(message, tool_call_id=answered)
         turns.append(replace(message, tool_calls=tuple(calls)) if calls else message)
     return tuple(turns)

@@ -21,9 +21,11 @@ from rankzero.data.rows.problems import RowProblem
 
 CALLS_READ = "tool calls in the text are read as calls"
 ANSWERS_READ = "answers of tools are taken out of their tags"
-TOOLS_TWICE = "a system prompt that lists the row's tools is left out: chat templates list them"
+TOOLS_TWICE = "what lists the row's tools in a system prompt is left out: chat templates list them"
 
 _CALL, _ANSWER, _TOOLS = "tool_call", "tool_response", "tools"
+_LISTS = ("# Tools", "You are a function calling AI model", "You are provided with function signatures")
+"""How texts begin that list tools and say how they are called, up to an example of a call."""
 _CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
 
 Found = tuple[tuple[Message, ...], list[RowProblem], tuple[str, ...]]
@@ -36,13 +38,14 @@ def with_calls_read(turns: Sequence[Message], tools: Iterable[Mapping[str, Any]]
     read: list[Message] = []
     problems: list[RowProblem] = []
     rules: dict[str, None] = {}
+    has_calls = any(turn.tool_calls for turn in turns)
     for i, turn in enumerate(turns):
         found: Sequence[Message] | RowProblem | None = None
         rule = CALLS_READ
-        if turn.image_offsets or turn.tool_calls:
+        if turn.image_offsets:
             pass
         elif turn.role == "assistant":
-            found = _calling(turn, names, line, i)
+            found = None if has_calls else _calling(turn, names, line, i)
         elif turn.role in ("tool", "user"):
             found, rule = _answering(turn), ANSWERS_READ
         elif turn.role == "system" and (listed := _inside(turn.content, _TOOLS)):
@@ -59,8 +62,10 @@ def with_calls_read(turns: Sequence[Message], tools: Iterable[Mapping[str, Any]]
 
 def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message] | RowProblem | None:
     """A turn that ends with calls in tags, or whose answer is calls of the row's tools as JSON."""
-    before, opened, rest = turn.content.partition(f"<{_CALL}>")
-    if opened:
+    thought = turn.content[: len(turn.content) - len(turn.answer)]
+    before, opened, rest = turn.answer.partition(f"<{_CALL}>")
+    ends = turn.answer.rstrip().endswith(f"</{_CALL}>")
+    if opened and rest.lstrip().startswith(("{", "[")) and (ends or not before.strip()):
         written = _inside(opened + rest, _CALL, alone=True)
         values = [_value(text) for text in written]
         calls, problems = read_calls(values, line, f"turn {i + 1}") if written and None not in values else ((), [])
@@ -68,17 +73,20 @@ def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message]
             what = f"turn {i + 1} has a tool call as text that cannot be read: {(opened + rest)[:60]!r}"
             hint = "write it as `tool_calls`, or remove the row's tools to train its text as it stands"
             return RowProblem(line, "tool call as text", what, hint)
-        return [replace(turn, content=before.rstrip(), tool_calls=calls)]
+        return [replace(turn, content=f"{thought}{before}".rstrip(), tool_calls=calls)]
     answer = turn.answer.strip()
     if not answer.startswith(("{", "[")):
         return None
-    value = _json(answer)
+    try:
+        value = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return None
     items = value if isinstance(value, list) else [value]
     if not items or not all(_is_call(item, names) for item in items):
-        return None
-    calls, problems = read_calls(items, line, f"turn {i + 1}")
-    before = turn.content[: len(turn.content) - len(turn.answer)].rstrip()
-    return problems[0] if problems else [replace(turn, content=before, tool_calls=calls)]
+        return None  # any answer in JSON, which is trained as it stands
+    value = read_text(answer)
+    calls, problems = read_calls(value if isinstance(value, list) else [value], line, f"turn {i + 1}")
+    return problems[0] if problems else [replace(turn, content=thought.rstrip(), tool_calls=calls)]
 
 
 def _answering(turn: Message) -> list[Message] | None:
@@ -91,11 +99,13 @@ def _answering(turn: Message) -> list[Message] | None:
 
 
 def _listing(turn: Message, names: set[str], listed: Sequence[str], line: int) -> list[Message] | RowProblem | None:
-    """A system prompt that lists tools: none where that, and how they are called, is what it is for."""
+    """A system prompt that lists tools: what it says before it begins to list them and how they are called."""
     if not all(any(name in text for text in listed) for name in names):
         return None
-    if f"<{_CALL}>" in turn.content:
-        return []
+    begins = min((place for words in _LISTS if (place := turn.content.find(words)) >= 0), default=-1)
+    if 0 <= begins < turn.content.find(f"<{_TOOLS}>") and turn.content.rstrip(" \n.").endswith(f"</{_CALL}>"):
+        own = turn.content[:begins].rstrip()
+        return [replace(turn, content=own)] if own else []
     what = f"the row's tools are listed in its system prompt, too: {listed[-1].strip()[:60]!r}"
     return RowProblem(line, "tools in two places", what, "take the list out of the system prompt, or remove `tools`")
 
