@@ -67,13 +67,41 @@ def test_every_pod_has_what_the_site_says_of_pods(what: str, count: int) -> None
     found = pods(rendered(what))
     assert len(found) == count
     for pod in found:
-        assert (pod["schedulerName"], pod["priorityClassName"]) == ("own-scheduler", "research")
+        assert pod["schedulerName"] == "own-scheduler"
         assert pod["nodeSelector"] == {"pool": "gpus"}
         assert {"key": "team", "operator": "Equal", "value": "ours", "effect": "NoSchedule"} in pod["tolerations"]
         assert pod["imagePullSecrets"] == [{"name": "registry"}] and pod["serviceAccountName"] == "trainer"
         assert pod["runtimeClassName"] == "nvidia"
         assert (pod["securityContext"]["supplementalGroups"], pod["securityContext"]["runAsUser"]) == ([4242], 1234)
         [container] = pod["containers"]
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        if what in ("run", "serve"):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert pod["priorityClassName"] == "research"
         assert set(container["resources"]["limits"]) >= {"cpu", "memory"}, "where a quota counts them, none may lack"
         assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("what", ["pull", "tensorboard"])
+def test_what_a_site_says_of_training_alone_is_not_for_pods_beside(what: str) -> None:
+    """The host's network would publish them, and their volumes and containers are others."""
+    training = {
+        "hostNetwork": True,
+        "hostPID": True,
+        "hostIPC": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "priorityClassName": "training",
+        "initContainers": [{"name": "first", "image": "x"}],
+        "containers": [
+            {"name": "node", "volumeMounts": [{"name": "cache", "mountPath": "/root/.cache"}]},
+            {"name": "side", "image": "x"},
+        ],
+        "volumes": [{"name": "more", "emptyDir": {}}],
+    }
+
+    def made(patch: dict[str, Any]) -> list[dict[str, Any]]:
+        cluster = ClusterSpec.model_validate({**SITE, "pod_patch": patch})
+        return pods([reader_pod(cluster, "pull")] if what == "pull" else tensorboard(cluster))
+
+    assert made(training) == made({})
+    [pod] = made({"nodeSelector": {"disk": "near"}, **training})
+    assert pod["nodeSelector"] == {"pool": "gpus", "disk": "near"} and "priorityClassName" not in pod

@@ -13,6 +13,17 @@ from rankzero.spec.cluster_spec import ClusterSpec
 
 NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 """A mesh proxy denies the ports that ranks talk over, and keeps a finished pod from ending."""
+_PATCHED_BESIDE = {
+    "affinity",
+    "imagePullSecrets",
+    "nodeSelector",
+    "runtimeClassName",
+    "schedulerName",
+    "securityContext",
+    "tolerations",
+    "topologySpreadConstraints",
+}
+"""What pod_patch says of pods that are of no run."""
 
 
 def pod_template(
@@ -46,9 +57,11 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
 
 
 def pod_beside(cluster: ClusterSpec, only: dict[str, Any], volumes: list[dict[str, Any]]) -> dict[str, Any]:
-    """A pod that is of no run, around its only container: as a site has all its pods, and where it has them."""
+    """A pod that is of no run, around its only container: where a site has its pods, and as it lets them in. The rest
+    of its patch is for pods that train: their network, their containers, their volumes, their priority."""
     spec = {**whose(cluster), **_placement(cluster), "containers": [only], "volumes": volumes}
-    merge(spec, _patch_of_others(cluster.pod_patch, only["name"]))
+    spec.pop("priorityClassName", None)
+    merge(spec, {key: value for key, value in cluster.pod_patch.items() if key in _PATCHED_BESIDE})
     return spec
 
 
