@@ -13,6 +13,7 @@ from rankzero.launch.render.reader import reader_pod
 from rankzero.launch.render.serving import ServingWishes, serving_objects
 from rankzero.launch.render.tensorboard import tensorboard
 from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.quantity import as_number
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 
@@ -105,3 +106,13 @@ def test_what_a_site_says_of_training_alone_is_not_for_pods_beside(what: str) ->
     assert made(training) == made({})
     [pod] = made({"nodeSelector": {"disk": "near"}, **training})
     assert pod["nodeSelector"] == {"pool": "gpus", "disk": "near"} and "priorityClassName" not in pod
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, None), (0.05, "50m"), (0.5, "500m"), (32, "1")])
+@pytest.mark.parametrize("what", ["pull", "tensorboard"])
+def test_pods_beside_ask_a_quota_for_a_core_at_most(what: str, limit: float | None, expected: str | None) -> None:
+    cluster = ClusterSpec.model_validate({**SITE, "resources": {"limits": {} if limit is None else {"cpu": limit}}})
+    [pod] = pods([reader_pod(cluster, "pull")] if what == "pull" else tensorboard(cluster))
+    [container] = pod["containers"]
+    assert container["resources"]["limits"].get("cpu") == expected
+    assert as_number(container["resources"]["requests"]["cpu"]) <= (limit or 1)

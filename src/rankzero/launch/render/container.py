@@ -22,7 +22,7 @@ PREPARE_COMMAND = ["python", "-P", "-m", "rankzero.launch.node.prepare", CONFIG_
 IDLE_COMMAND = ["python", "-P", "-m", IDLE_MODULE]
 PREPARE_CPU, PREPARE_MEMORY = 2.0, "8Gi"
 """Enough to download weights and to tokenise; a preparation Job never asks for more than the training pods."""
-SMALL_CPU = 0.1
+SMALL_CPU, SMALL_CPU_LIMIT = 0.1, 1.0
 
 
 def container(plan: Plan, name: str, *, role: str = labels.NODE_ROLE, master: str | None = None) -> dict[str, Any]:
@@ -79,10 +79,12 @@ def _secret(variable: str, name: str, key: str, optional: bool) -> dict[str, Any
 
 
 def resources_beside(cluster: ClusterSpec, memory: str, most: str) -> dict[str, Any]:
-    """Of a pod that reads and shows: a part of a core, and memory from `memory` to `most`."""
+    """Of a pod that reads and shows: a part of a core, and memory from `memory` to `most`. A quota that counts limits
+    need not have room for what pods that train may use."""
     limit = cluster.resources.limits.cpu
     cpu = SMALL_CPU if limit is None else min(SMALL_CPU, limit)
-    return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {**_cpu_limit(cluster), "memory": most}}
+    limits = {} if limit is None else {"cpu": cores(min(SMALL_CPU_LIMIT, limit))}
+    return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {**limits, "memory": most}}
 
 
 def _cpu_limit(cluster: ClusterSpec) -> dict[str, str]:
