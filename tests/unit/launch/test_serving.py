@@ -58,13 +58,26 @@ def test_what_no_other_pod_can_read_is_not_served(volume: str, own: dict[str, st
     for name, there in (("whole", storage), ("empty", {**storage, volume: {"mount": f"/{volume}", **own}})):
         place = {"image": "i", "kind": "job", "storage": there}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(place))
-    spec = {"name": "r", "model": {"name": "/models/base"}, "data": {"train": "/models/rows.jsonl"}}
+    spec = {"name": "r", "model": {"name": "/models/base"}, "data": {"train": "/models/rows.jsonl"}, "lora": {}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
     assert serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "whole.yaml"))
     with pytest.raises(ConfigError, match=f"nothing at /{volume}: the volume there is each pod's own") as caught:
         serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "empty.yaml"))
     [problem] = caught.value.problems
     assert "rankzero pull" in problem.hint and "claim" in problem.hint
+
+
+@pytest.mark.parametrize(
+    "trained", [{"model": {"name": "/models/base"}}, {"model": {"name": "o/m", "tokenizer_dir": "/models/t"}, "lora": {}}]
+)
+def test_what_the_result_has_itself_may_lie_on_a_volume_of_each_pods_own(
+    trained: dict[str, Any], tmp_path: Path
+) -> None:
+    storage = {"outputs": {"mount": "/outputs", "claim": "o"}, "models": {"mount": "/models", **URL}}
+    (tmp_path / "place.yaml").write_text(yaml.safe_dump({"image": "i", "kind": "job", "storage": storage}))
+    spec = {"name": "r", "data": {"train": "/models/rows.jsonl"}, **trained}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
+    assert serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "place.yaml"))
 
 
 def test_no_golden_file_is_left_over() -> None:

@@ -43,8 +43,9 @@ class ServingWishes:
 def serving_objects(plan: Plan, wishes: ServingWishes) -> list[Manifest]:
     """Claims that are missing, the Service, and the Deployment. Raises ConfigError where what is served lies on a
     volume that each pod has for itself: pods that train fill it from a URL, or copy it to one, and no others do."""
-    model, base = plan.run.model, plan.run.model.local_dir or plan.run.model.name
-    read = {"output_dir": plan.run_dir, "model": base, "model.tokenizer_dir": model.tokenizer_dir or ""}
+    read = {"output_dir": plan.run_dir}
+    if plan.run.lora is not None:  # a whole model and a tokenizer are with the result
+        read["model"] = plan.run.model.local_dir or plan.run.model.name
     empty = {
         field: volume
         for field, path in read.items()
