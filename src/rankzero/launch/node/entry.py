@@ -22,7 +22,7 @@ from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
 from rankzero.launch.node.pid1 import StopWish, allow_locking
 from rankzero.launch.node.platform import Place, find_place
-from rankzero.launch.node.prepared import own_marker, wait_for_marker
+from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
 from rankzero.launch.node.settings import ALLOCATION_VARIABLE, CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
 from rankzero.launch.node.submission import Submission
@@ -98,8 +98,7 @@ def run(
 ) -> None:
     """Everything between finding the place and leaving. Raises the RankzeroError that ended it."""
     if settings.prepared_marker is not None:
-        marker = own_marker(settings.prepared_marker, submission.name)
-        wait_for_marker(marker, spec, submission.name, lambda: stop.wanted, output.say)
+        wait_for_marker(settings.prepared_marker, spec, submission.name, lambda: stop.wanted, output.say)
     with ExitStack() as stack:
         client = None
         if settings.num_nodes > 1:

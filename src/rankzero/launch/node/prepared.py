@@ -85,7 +85,18 @@ def _is_ours(marker: dict[str, Any], spec: RunSpec, submission: str) -> bool:
     return marker.get("spec") == spec_hash(spec) and marker.get("submission", "") == submission
 
 
-def wait_for_marker(path: Path, spec: RunSpec, submission: str, stopped: Callable[[], bool], say: Say) -> None:
+def _ours(place: str, spec: RunSpec, submission: str) -> tuple[Path, dict[str, Any] | None]:
+    """Where the marker of this spec and submission is, or is to come, and what it says. A version of rankzero that knew
+    no other names has left it at `place` itself, and pods that are made anew may have a newer one."""
+    own = own_marker(place, submission)
+    for path in dict.fromkeys((own, Path(place))):
+        marker = _read(path)
+        if marker is not None and _is_ours(marker, spec, submission):
+            return path, marker
+    return own, None
+
+
+def wait_for_marker(place: str, spec: RunSpec, submission: str, stopped: Callable[[], bool], say: Say) -> None:
     """Return when the preparation of this spec and submission is done, or `stopped` becomes true.
 
     Raises the preparation's own error; ServiceError where it dies without a word as often as it may, or after
@@ -96,11 +107,12 @@ def wait_for_marker(path: Path, spec: RunSpec, submission: str, stopped: Callabl
     seen: int | None = None
     changed, quiet_since = False, time.monotonic()
     while not stopped():
-        marker, touched = _read(path), _touched(path)
+        path, marker = _ours(place, spec, submission)
+        touched = _touched(path)
         if touched != seen:
             changed, seen, quiet_since = changed or seen is not None, touched, time.monotonic()
         silent = time.monotonic() - quiet_since > SILENT_SECONDS
-        if marker is not None and _is_ours(marker, spec, submission):
+        if marker is not None:
             if marker["ok"]:
                 return
             if marker["ok"] is False and (submission or changed or silent):

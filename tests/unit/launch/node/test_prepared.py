@@ -24,7 +24,7 @@ def fail(marker: Path, spec: RunSpec, submission: str, error: RankzeroError) -> 
     end(marker, spec, submission, error, starts=begin(marker, spec, submission))
 
 
-def wait(marker: Path, spec: RunSpec, submission: str, *, looks: int = 5) -> bool:
+def wait(place: Path, spec: RunSpec, submission: str, *, looks: int = 5) -> bool:
     """Wait for some looks. Returns whether it was over before that."""
     count = 0
 
@@ -33,7 +33,7 @@ def wait(marker: Path, spec: RunSpec, submission: str, *, looks: int = 5) -> boo
         count += 1
         return count > looks
 
-    wait_for_marker(marker, spec, submission, enough, lambda _line: None)
+    wait_for_marker(str(place), spec, submission, enough, lambda _line: None)
     return count <= looks
 
 
@@ -54,13 +54,27 @@ def test_an_older_submissions_failure_is_not_this_ones(tmp_path: Path, spec: Run
 
 def test_two_clusters_with_one_cache_do_not_take_each_others_marker(tmp_path: Path, spec: RunSpec) -> None:
     """Both have a namespace and a run of the same names; pods of the first that start late find it prepared."""
-    settings = str(tmp_path / "default.r.json")
-    first, second = (own_marker(settings, name) for name in ("first", "second"))
+    settings = tmp_path / "default.r.json"
+    first, second = (own_marker(str(settings), name) for name in ("first", "second"))
     end(first, spec, "first", None, starts=begin(first, spec, "first"))
     begin(second, spec, "second")
-    assert wait(own_marker(settings, "first"), spec, "first")
-    assert not wait(own_marker(settings, "second"), spec, "second")
-    assert own_marker(settings, "") == Path(settings)
+    assert wait(settings, spec, "first")
+    assert not wait(settings, spec, "second")
+    assert own_marker(str(settings), "") == settings
+
+
+def test_what_a_version_before_has_prepared_is_found_by_pods_made_anew(tmp_path: Path, spec: RunSpec) -> None:
+    """It wrote where the settings say, and did not name the file by the submission."""
+    settings = tmp_path / "r.json"
+    end(settings, spec, "s", None, starts=begin(settings, spec, "s"))
+    assert wait(settings, spec, "s")
+    assert not wait(settings, spec, "another")
+    fail(settings, spec, "s", AccessError("gated"))
+    with pytest.raises(AccessError, match="gated"):
+        wait(settings, spec, "s")
+    own = own_marker(str(settings), "s")
+    end(own, spec, "s", None, starts=begin(own, spec, "s"))
+    assert wait(settings, spec, "s"), "its own counts first"
 
 
 def test_without_submissions_a_failure_counts_when_it_is_new_or_nothing_replaces_it(
@@ -81,7 +95,7 @@ def test_without_submissions_a_failure_counts_when_it_is_new_or_nothing_replaces
         return looks > 5
 
     with pytest.raises(AccessError, match="gated still"):
-        wait_for_marker(marker, spec, "", fails_again, lambda _line: None)
+        wait_for_marker(str(marker), spec, "", fails_again, lambda _line: None)
     monkeypatch.setattr(prepared, "SILENT_SECONDS", 0.0)
     with pytest.raises(AccessError):
         wait(marker, spec, "")
