@@ -180,6 +180,30 @@ def test_a_smoke_test_leaves_no_results(where: Where) -> None:
     assert where.claims() == set()
 
 
+@pytest.mark.parametrize("files", ["there", "of another version", "gone"])
+def test_a_run_that_was_never_noted_keeps_its_claims_when_it_is_deleted(tmp_path: Path, files: str) -> None:
+    """As a version of rankzero leaves it that noted nothing at submit."""
+    machine = Machine(tmp_path)
+    machine.finish("a")
+    for note in [one for one in machine.daemon.state["volumes"] if ".used-by." in one]:
+        machine.daemon.execute(["docker", "volume", "rm", note], {})
+    for path in (tmp_path / "rankzero").rglob("node.json") if files != "there" else ():
+        path.unlink() if files == "gone" else path.write_text("{}")
+    machine.delete("a", claims=False)
+    assert machine.notes() == 2, "one a claim"
+    machine.finish("b")
+    machine.delete("b", claims=True)
+    assert {"outputs", "cache"} <= machine.claims() and kept(machine, "outputs", "a")
+    machine.delete("a", claims=True)
+    assert machine.claims() == set() and machine.notes() == 0
+
+
+def test_a_smoke_test_that_is_deleted_leaves_no_note(where: Where) -> None:
+    where.finish("b", smoke=SmokeSettings())
+    where.delete("b", claims=False)
+    assert where.notes() == 0
+
+
 def test_a_run_is_noted_once(where: Where) -> None:
     where.finish("a")
     where.finish("a")

@@ -151,7 +151,11 @@ class DockerBackend:
         self._docker.call("stop", *(one["Id"] for one in running))
 
     def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
-        """Containers, network, scratch space and files; volumes of claims only where asked, and what is ours alone."""
+        """Containers, network, scratch space and files; volumes of claims only where asked, and what is ours alone.
+
+        Where claims stay, that the run's results may be on them is noted before nothing else says so: a version that
+        noted nothing at submit may have made the run.
+        """
         containers = self._containers(run)
         removed: list[str] = []
         running = [one["Id"] for one in containers if is_active(one)]
@@ -160,6 +164,8 @@ class DockerBackend:
             self._docker.call("stop", *running)
         mounted = {volume_name(claim) for one in containers for claim in _claims(asked_for(one))}
         volumes = sorted(mounted | set(notes.volumes_of(self._docker, run)))
+        if not claims:
+            self._note_users(run, containers)
         if containers:
             self._docker.call("rm", "--volumes", *(one["Id"] for one in containers))
             removed += [f"container {one['Name'].lstrip('/')}" for one in containers]
@@ -191,6 +197,13 @@ class DockerBackend:
         if answer.code == _DAEMON_FAILED and is_dockers_own(answer.err):
             raise refusal(("exec",), answer.err)
         return Ended(answer.code, answer.err)
+
+    def _note_users(self, run: str, containers: Sequence[Inspected]) -> None:
+        """That it uses the volumes of its claims, as submit notes it: not of pods that tested their place."""
+        pods = [asked_for(one) for one in containers]
+        training = [pod for pod in pods if not self._files(run).is_told_to_test(pod["metadata"]["name"])]
+        for volume in sorted({volume_name(claim) for pod in training for claim in _claims(pod)}):
+            notes.note_user(self._docker, volume, run)
 
     def _deletable(self, run: str, volumes: Sequence[str], say: Say) -> Iterator[str]:
         """Those that we made, and that no container mounts and no other run is noted to have used. Each is judged when

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankzero.launch.backends.docker.evidence import MOST_MESSAGE_BYTES
 from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import says_to_test
 from rankzero.run_dir.atomic import storage_errors
 
 
@@ -56,6 +57,14 @@ class RunFiles:
                 if parent.is_dir():
                     parent.chmod(0o755)
         return directory
+
+    def is_told_to_test(self, pod: str) -> bool:
+        """Whether a pod was told to test its place, and so leaves no results. What cannot be read does not say so."""
+        try:
+            told = [path.read_text(encoding="utf-8") for path in (self.root / "config" / pod).glob("*/node.json")]
+            return any(map(says_to_test, told))
+        except (OSError, KeyError, TypeError, ValueError):
+            return False
 
     def fresh_termination(self, pod: str) -> Path:
         """An empty file that any user may write."""
