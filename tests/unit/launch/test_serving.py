@@ -68,7 +68,8 @@ def test_what_no_other_pod_can_read_is_not_served(volume: str, own: dict[str, st
 
 
 @pytest.mark.parametrize(
-    "trained", [{"model": {"name": "/models/base"}}, {"model": {"name": "o/m", "tokenizer_dir": "/models/t"}, "lora": {}}]
+    "trained",
+    [{"model": {"name": "/models/base"}}, {"model": {"name": "o/m", "tokenizer_dir": "/models/t"}, "lora": {}}],
 )
 def test_what_the_result_has_itself_may_lie_on_a_volume_of_each_pods_own(
     trained: dict[str, Any], tmp_path: Path
