@@ -170,7 +170,7 @@ def test_the_preparation_is_a_job_too() -> None:
     asked = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(job()["spec"]["template"])}
     asked["metadata"]["name"] = "tiny-prepare"
     pods = [pod_of(inspected(asked, **ENDED, ExitCode=65)), pod_of(inspected(pod(), **CREATED))]
-    config, made = objects_of("tiny", pods)
+    config, made = objects_of("tiny", pods, tries_again=False)
     assert config["kind"] == "ConfigMap" and labels.ROLE not in config["metadata"]["labels"]
     assert (made["kind"], made["metadata"]["name"]) == ("Job", "tiny-prepare")
     assert made["status"]["conditions"][0]["type"] == "Failed" and made["status"]["failed"] == 1
