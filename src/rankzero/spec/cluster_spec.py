@@ -256,4 +256,5 @@ class ClusterSpec(Section):
     """Annotations of every object and pod."""
     slurm: SlurmSpec = SlurmSpec()
     pod_patch: dict[str, Any] = {}
-    """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace."""
+    """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace.
+    Pods that pull results or show TensorBoard take of it only what places them and lets them in."""
