@@ -24,8 +24,8 @@ _LONGEST = 8192
 
 
 def taught_stop(spec: RunSpec, tokenizer: Any, train: TokenizedDataset | Stream) -> int | None:
-    """The token; None where answers are not trained, no template writes them, or none of the first rows has it; of a stream, whose
-    rows come later."""
+    """The token; None where answers are not trained, no template writes them, or none of the first rows has it, and of
+    a stream, whose rows come later."""
     if tokenizer.chat_template is None or spec.task_section.uses != "writes":
         return None
     parts = take_apart(tokenizer, "answers")

@@ -224,3 +224,15 @@ def test_weights_in_8_bits_are_never_read_without_their_scales(
     (tmp_path / "fp8/config.json").write_text(json.dumps(config))
     problems = weight_problems(tmp_path / "fp8", trust_pickle=False)
     assert [says in problem.what for problem in problems] == [True] and "unquantised" in problems[0].hint
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
+def test_a_causal_mask_that_an_older_library_saved_is_no_packed_weight(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As GPT-NeoX's and GPT-J's files have it beside each block's weights."""
+    tensors = {
+        "layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=dtype),
+        "layers.0.attention.dense.weight": torch.zeros(8, 8),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    assert weight_problems(tmp_path, trust_pickle=False) == []
