@@ -67,7 +67,7 @@ def is_of_here(current: dict[str, Any]) -> bool:
     return theirs.get("pid") == ours.get("pid") or theirs.get("net") != ours.get("net")
 
 
-def _judged_at_once(current: dict[str, Any]) -> bool:
+def judged_at_once(current: dict[str, Any]) -> bool:
     """Whether its owner's process number tells here whether it lives. One of another boot does not: that may have been
     this machine's, or be that of a living one with the same name. Nothing but watching tells the two apart: machines
     that share a name are often copies, which share a machine-id too, and how old the file is, some volumes say by the
@@ -84,7 +84,7 @@ def holder(root: Path) -> str | None:
     """The process that holds a run directory, where it is known here. One elsewhere is only told by watching it."""
     lease = Lease(root)
     current = lease.read()
-    held = _judged_at_once(current) and lease.is_held(current)
+    held = judged_at_once(current) and lease.is_held(current)
     return f"process {current['pid']} on {current['host']}" if held else None
 
 
@@ -176,12 +176,12 @@ class Lease:
         """Whether its owner may be alive, by what can be told from here at once."""
         if "pid" not in current:
             return False
-        if _judged_at_once(current):
+        if judged_at_once(current):
             return _process_identity(int(current["pid"])) == current.get("process")
         return True
 
     def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
-        if _judged_at_once(current):
+        if judged_at_once(current):
             raise self._held(current)
         waited = 0.0
         while waited < WATCH_SECONDS:

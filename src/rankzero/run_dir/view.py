@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
-from rankzero.run_dir.lease import holder, is_of_here
+from rankzero.run_dir.lease import holder, judged_at_once
 from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
@@ -148,7 +148,7 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
         return "Succeeded" if report is not None else "Stopped"
     ended = starts[-1].ended
     if ended is None:
-        return "Killed" if "host" not in lease or is_of_here(lease) else "Unknown"
+        return "Killed" if "host" not in lease or judged_at_once(lease) else "Unknown"
     phases: dict[str, Phase] = {
         "finished": "Succeeded",
         "stopped": "Stopped",
