@@ -33,7 +33,7 @@ def one_rank(directory: Path, output: str, ordeal: str, wait: int = 120) -> None
         if ordeal == "other weights" and rank == 1:
             patch.setattr(learning.GradientSum, "finish", _skewed(learning.GradientSum.finish))
         if ordeal == "wrong values" and rank == 1:
-            patch.setattr(collectives, "_all_gather_into", _lossy(collectives._all_gather_into))
+            patch.setattr(collectives, "all_gather_into", _lossy(collectives.all_gather_into))
         if ordeal == "dies" and rank == 1:
             patch.setattr(check, "measure", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         if ordeal == "hangs" and rank == 1:

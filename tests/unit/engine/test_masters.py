@@ -133,6 +133,7 @@ def test_what_is_not_trained_is_computed_with_alike_and_kept_as_it_was(stored: t
         assert torch.equal(loss_of(one.model, IDS), loss_of(parallel.model, IDS)) and loss_of(one.model, IDS) < loss
 
 
+@pytest.mark.usefixtures("bfloat16_computed")
 @pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
 def test_a_frozen_tower_has_the_precision_of_what_is_trained_behind_it(name: str, tmp_path: Path) -> None:
     """These cast what a tower has seen to the precision of the model's first weight, which is the tower's."""
