@@ -48,6 +48,8 @@ class Wanted:
     image_max_tokens: int | None = None
     together: Together | None = None
     """What a run asks of all rows; None where no run spec says it."""
+    offline: bool = False
+    """Whether a run spec says that nothing is fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ def wanted_by(spec: RunSpec) -> Wanted:
         spec.train.seed,
         spec.data.image_max_tokens,
         Together.of(spec),
+        offline=spec.model.local_files_only,
     )
 
 
@@ -239,6 +242,7 @@ def look(
         tokens=tokens,
         images=images,
         quarantine=quarantine,
+        offline=wanted.offline,
         seed=wanted.seed,
         samples=_SAMPLES if tokens and compare else 0,
         keep=KEPT if keep is None else keep,
@@ -267,7 +271,8 @@ def shown(wanted: Wanted, *, line: int | None, rows: int) -> list[ShownRow]:
     assert wanted.tokenizer is not None and wanted.rules is not None
     tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
     rules = _with_images(wanted.rules, wanted, tokenizer)
-    return list(rows_to_show(wanted.train[0], tokenizer, rules, line=line, count=rows, seed=wanted.seed))
+    seed, offline = wanted.seed, wanted.offline
+    return list(rows_to_show(wanted.train[0], tokenizer, rules, line=line, count=rows, seed=seed, offline=offline))
 
 
 def _with_images(rules: TokenRules, wanted: Wanted, tokenizer: Any) -> TokenRules:

@@ -12,10 +12,13 @@ import pytest
 from rankzero.data.cache import training_data as module
 from rankzero.data.cache.tokenize import Shard
 from rankzero.data.cache.training_data import prepare_part, training_data
+from rankzero.data.inspect.show import rows_to_show
+from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.progress import no_progress
 from rankzero.data.read import locate, shards
+from rankzero.data.tokens.token_rules import TokenRules
 from rankzero.errors import ServiceError
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import RunSpec, SourceSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
 from tests.unit.data.read.fake_network import NoNetwork, own_cache
 
@@ -67,3 +70,12 @@ def test_rows_elsewhere_are_not_asked_for(
     assert problem.where == path and "model.local_files_only" in problem.hint
     with pytest.raises(AssertionError):
         reader(RunSpec.model_validate(value), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_who_only_looks_at_rows_does_not_ask_for_them_either(path: str) -> None:
+    source = SourceSpec(path=path)
+    with pytest.raises(ServiceError, match="the network is not to be used"):
+        check([source], CheckOptions(offline=True), workers=1)
+    with pytest.raises(ServiceError, match="the network is not to be used"):
+        list(rows_to_show(source, tiny_tokenizer(), TokenRules(trains="answers"), offline=True))

@@ -102,10 +102,12 @@ def rows_to_show(
     line: int | None = None,
     count: int = 3,
     seed: int = 0,
+    offline: bool = False,
 ) -> Iterator[ShownRow]:
     """What lies at `line` of the source's first file, or the first `count` rows that would be trained; `seed` draws the
-    sample that the source asks for. Raises DataError at a row that cannot be read or rendered, and as `expand` does."""
-    (located,) = expand([source])
+    sample that the source asks for; `offline` fetches nothing. Raises DataError at a row that cannot be read or
+    rendered, and as `expand` does."""
+    (located,) = expand([source], offline=offline)
     if line is not None:
         located = LocatedSource(source, located.files[:1], sample=None)
     require_readable(located.files)

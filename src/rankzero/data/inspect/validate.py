@@ -55,6 +55,8 @@ class CheckOptions:
     """Decode every image."""
     quarantine: Path | None = None
     """Where bad rows are written."""
+    offline: bool = False
+    """Fetch nothing."""
     seed: int = 0
     """Of samples: the run's."""
     samples: int = 0
@@ -147,7 +149,7 @@ class _Check:
         from rankzero.data.read.locate import LocatedSource, expand
 
         try:
-            (located,) = expand([source])
+            (located,) = expand([source], offline=self._options.offline)
         except DataError as error:
             for found in error.problems:
                 self._log.add(found.where or source.path, [RowProblem(0, found.what, found.what, found.hint)])

@@ -69,6 +69,8 @@ def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message]
         written = _inside(opened + rest, _CALL, alone=True)
         values = [_value(text) for text in written]
         calls, problems = read_calls(values, line, f"turn {i + 1}") if written and None not in values else ((), [])
+        if (problems or not calls) and turn.train is False:
+            return None
         if problems or not calls:
             what = f"turn {i + 1} has a tool call as text that cannot be read: {(opened + rest)[:60]!r}"
             hint = "write it as `tool_calls`, or remove the row's tools to train its text as it stands"
