@@ -65,7 +65,8 @@ def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message]
     thought = turn.content[: len(turn.content) - len(turn.answer)]
     before, opened, rest = turn.answer.partition(f"<{_CALL}>")
     ends = turn.answer.rstrip().endswith(f"</{_CALL}>")
-    if opened and rest.lstrip().startswith(("{", "[")) and (ends or not before.strip()):
+    begins = not before.strip() and rest.lstrip().startswith(("{", "["))  # and may have been cut off
+    if opened and (ends or begins):
         written = _inside(opened + rest, _CALL, alone=True)
         values = [_value(text) for text in written]
         calls, problems = read_calls(values, line, f"turn {i + 1}") if written and None not in values else ((), [])
