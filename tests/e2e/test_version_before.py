@@ -1,0 +1,78 @@
+"""Runs and sweeps that an earlier version left behind: every command goes on with them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import Cli
+from tests.support.version_before import PLACE, unpack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What it left, where commands are typed."""
+    monkeypatch.chdir(unpack(tmp_path))
+    return tmp_path
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_stopped_run_is_continued_by_the_same_command(left: Path, cli: Cli) -> None:
+    before = metrics(left / "runs" / "stopped")
+    done = cli("train run.yaml")
+    assert done.code == 0, done.err
+    warned = [line for line in done.err.splitlines() if "WARNING" in line]
+    assert all(PLACE in line for line in warned), "that it lay elsewhere, and no more"
+    steps = [row["step"] for row in metrics(left / "runs" / "stopped") if "loss" in row]
+    assert steps == [1, 2, 3, 4], "none is trained again"
+    assert metrics(left / "runs" / "stopped")[: len(before)] == before
+    # Its twin was never stopped. Another CPU sums in another order.
+    ends = [metrics(left / "runs" / name)[-1]["eval_loss"] for name in ("stopped", "done")]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-5)
+
+
+def test_a_finished_run_is_not_trained_again(left: Path, cli: Cli) -> None:
+    weights = (left / "runs/done/final/adapter_model.safetensors").stat().st_mtime_ns
+    done = cli("train run.yaml name=done")
+    assert done.code == 0, done.err
+    assert (left / "runs/done/final/adapter_model.safetensors").stat().st_mtime_ns == weights
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status done",
+        "status stopped",
+        "list",
+        "logs done",
+        "compare done stopped",
+        "report done stopped --compare --output page.html",
+        'generate runs/done "What is 1 plus 2?" --max-new-tokens 2',
+        'generate runs/stopped/checkpoints/step-3/model "What is 1 plus 2?" --max-new-tokens 2',
+        "eval runs/done --data rows.jsonl --max-new-tokens 2",
+        "merge runs/done --output merged",
+        "merge runs/stopped/checkpoints/step-3/model --output merged",
+        "export runs/done --output plain",
+    ],
+)
+def test_a_command_knows_it(command: str, left: Path, cli: Cli) -> None:
+    done = cli(command)
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err and "warning:" not in done.err
+
+
+def test_a_sweep_goes_on_after_its_trials(left: Path, cli: Cli) -> None:
+    weights = (left / "sweeps/search/trials/trial-000/final/adapter_model.safetensors").stat().st_mtime_ns
+    done = cli("sweep sweep.yaml trials=2")
+    assert done.code == 0, done.err
+    assert sorted(os.listdir(left / "sweeps/search/trials")) == ["trial-000", "trial-001"]
+    assert (left / "sweeps/search/trials/trial-000/final/adapter_model.safetensors").stat().st_mtime_ns == weights
