@@ -7,8 +7,7 @@ Processes that open the same directory share its pages. Besides the map only thr
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -20,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankzero.cache.uses import use
+from rankzero.data.cache.pictures import ImageFile
 from rankzero.data.cache.selection import components
-from rankzero.data.images.embedded import kept_images, names_kept
+from rankzero.data.images.embedded import kept_images
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, read_manifest
 
@@ -41,7 +40,7 @@ SCHEMA = pa.schema(
         "ties": pa.list_(pa.int64()),  # rows with an equal one must not be split between train and eval
         "digest": pa.int64(),  # equal for equal rows
         "label": pa.string(),  # task classify: the class by its name
-        "images": pa.list_(pa.string()),  # where they are, in their order; relative: below `kept_images()`
+        "images": pa.list_(pa.struct(dict.fromkeys(ImageFile._fields, pa.string()))),  # in their order
     }
 )
 
@@ -138,8 +137,11 @@ class TokenizedDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal rows in equal order, whatever the files are called."""
+        """Equal for equal rows in equal order, whatever the files are called, and wherever their images lie."""
         whole = str(self._manifest["fingerprint"])
+        if any(part.has_images for part in self._parts):  # whose content only the rows know
+            rows = np.concatenate([part.column("digest") for part in self._parts])
+            whole = hashlib.sha256(whole.encode() + rows.tobytes()).hexdigest()
         return whole if self._rows is None else hashlib.sha256(whole.encode() + self._rows.tobytes()).hexdigest()
 
     @cached_property
@@ -180,15 +182,11 @@ class TokenizedDataset:
     def images(self, i: int) -> tuple[str, ...]:
         """Where the images of a row are, in the order of their placeholders."""
         part, local = self._locate(i)
-        return tuple(str(kept_images() / path) for path in part.value("images", local) or ())
+        return tuple(str(kept_images() / image["path"]) for image in part.value("images", local) or ())
 
-    def images_gone(self) -> int:
-        """How many of the images that its rows brought are no longer in the cache, where this process uses them."""
-        brought = {name for part in self._parts for name in part.images if not os.path.isabs(name)}
-        if not brought:
-            return 0
-        use(kept_images())
-        return len(brought - names_kept({name.partition("/")[0] for name in brought}))
+    def image_files(self) -> set[ImageFile]:
+        """The images of all rows, each once."""
+        return {file for part in self._parts for file in part.images()}
 
     @cached_property
     def source_of(self) -> Indices:
@@ -297,9 +295,14 @@ class _Part:
         return [batch.column(name) for batch in self._batches]
 
     @property
-    def images(self) -> list[str]:
-        """Of all rows, each once for each batch."""
-        return [name for column in self.chunks("images") for name in column.flatten().unique().to_pylist()]
+    def has_images(self) -> bool:
+        return any(len(column.flatten()) for column in self.chunks("images"))
+
+    def images(self) -> Iterator[ImageFile]:
+        """Of all rows, in their order."""
+        for column in self.chunks("images"):
+            fields = [texts.to_pylist() for texts in column.flatten().flatten()]
+            yield from map(ImageFile, *fields)
 
     def value(self, name: str, row: int) -> Any:
         batch, local = self._locate(row)

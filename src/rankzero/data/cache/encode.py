@@ -8,21 +8,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
 from rankzero.collector import without_collector
+from rankzero.data.cache.pictures import ImageFile, image_file
+from rankzero.data.images.decode import ImageError
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.image_tokens import Picture, bad_image
 from rankzero.data.tokens.row_tokens import Encoder, Row
 from rankzero.data.tokens.tokenizer import TokenizerParts
 
 Int32 = npt.NDArray[np.int32]
+ReadImage = Callable[[str, tuple[int, ...]], ImageFile]
+
+_REMEMBERED = 1 << 16
 
 
 @dataclass(slots=True)
@@ -48,15 +55,17 @@ class Block:
     digests: npt.NDArray[np.int64]
     """Equal for rows of equal tokens, of which the same are trained, with equal labels and images."""
     labels: list[str | None]
-    images: list[tuple[str, ...]]
-    """Where each row's images are; relative: in the cache, below `kept_images()`."""
+    images: list[tuple[ImageFile, ...]]
 
     @property
     def nbytes(self) -> int:
         """Of its arrays, about what it takes on disk."""
         arrays = (self.input_ids, self.offsets, self.ranges, self.range_offsets, self.weights, self.weight_offsets)
         of_rows = (self.supervised, self.loss_weight, self.lines, self.ties, self.tie_offsets, self.digests)
-        texts = [*(label or "" for label in self.labels), *(path for paths in self.images for path in paths)]
+        texts = [
+            *(label or "" for label in self.labels),
+            *(text for files in self.images for file in files for text in file),
+        ]
         beside = sum(len(text.encode()) + 8 for text in texts) + 16 * len(self.lines)
         return sum(array.nbytes for array in (*arrays, *of_rows)) + beside
 
@@ -93,6 +102,7 @@ class Task:
 def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], EncodedChunk]:
     """What a worker runs on every chunk."""
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
+    read_image = lru_cache(_REMEMBERED)(image_file)
 
     @without_collector()
     def encode_chunk(task: Task) -> EncodedChunk:
@@ -114,14 +124,16 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
         if result.problems:
             result.problems.sort(key=lambda problem: problem.line)
         elif task.encode:
-            _fill(result, encoder.encode(rendered), kept)
+            _fill(result, encoder.encode(rendered), kept, read_image)
         return result
 
     return encode_chunk
 
 
-def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Conversation]) -> None:
-    """Count, and lay the rows that stay out end to end."""
+def _fill(
+    result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Conversation], read_image: ReadImage
+) -> None:
+    """Count, and lay the rows that stay out end to end. Images that changed since they were looked at are problems."""
     ids: list[Int32] = []
     ranges: list[int] = []
     range_counts: list[int] = []
@@ -134,10 +146,14 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
     tie_counts: list[int] = []
     digests: list[int] = []
     labels: list[str | None] = []
-    images: list[tuple[str, ...]] = []
+    images: list[tuple[ImageFile, ...]] = []
     for row, conversation in zip(rows, conversations, strict=True):
         if row.dropped:
             result.dropped[row.dropped] += 1
+            continue
+        files = _read_images(row.pictures, conversation.line, read_image)
+        if isinstance(files, RowProblem):
+            result.problems.append(files)
             continue
         result.truncated += row.truncated
         result.straddling += row.straddles
@@ -154,13 +170,16 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
         supervised.append(row.supervised)
         loss_weight.append(row.loss_weight)
         lines.append(conversation.line)
-        row_ties = ties_of(result.source, conversation, row.images)
+        held = [file.sha256 for file in files]
+        row_ties = ties_of(result.source, conversation, held)
         ties += row_ties
         tie_counts.append(len(row_ties))
         labels.append(row.label)
-        images.append(row.images)
+        images.append(files)
         counted = f" {row.weights}" if row.weights else ""
-        digests.append(digest64(f"{row_ranges} {row.label!r} {row.images}{counted}", row_ids.tobytes()))
+        digests.append(digest64(f"{row_ranges} {row.label!r} {held}{counted}", row_ids.tobytes()))
+    if result.problems:
+        return
     result.block = Block(
         input_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
         offsets=_offsets([len(row_ids) for row_ids in ids]),
@@ -179,9 +198,19 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
     )
 
 
+def _read_images(pictures: Sequence[Picture], line: int, read_image: ReadImage) -> tuple[ImageFile, ...] | RowProblem:
+    files = []
+    for picture in pictures:
+        try:
+            files.append(read_image(picture.path, picture.state))
+        except ImageError as error:
+            return bad_image(line, picture.path, error)
+    return tuple(files)
+
+
 def ties_of(source: int, conversation: Conversation, images: Sequence[str]) -> list[int]:
-    """What ties a row to others: its group and each of its images; where it has none, its line, of which there may be
-    several rows."""
+    """What ties a row to others: its group and what each of its images holds (`images`); where it has none, its line,
+    of which there may be several rows."""
     names = [] if conversation.group is None else [f"group {conversation.group}"]
     names += [f"image {image}" for image in dict.fromkeys(images)]
     return [digest64(name) for name in names or [f"{source}:{conversation.line}"]]

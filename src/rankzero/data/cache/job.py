@@ -26,7 +26,7 @@ from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 12
+CODE_VERSION = 13
 """Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]
@@ -68,13 +68,16 @@ class Job:
         return os.path.abspath(self.spec_of(file).image_root or os.path.dirname(self.paths[file]))
 
     def fingerprint(self, cache_dir: Path, tokenizer: str | None = None) -> str:
-        """The name of the result: a hash of all that decides it. `tokenizer`: the fingerprint of one not loaded."""
+        """A hash of all that decides the result, but for what images hold. `tokenizer`: the fingerprint of one not
+        loaded."""
         files = [self._identity(index, content_hash(path, cache_dir)) for index, path in enumerate(self.paths)]
         decides = [CODE_VERSION, files, tokenizer or self.parts.fingerprint, self.rules.as_json()]
-        if self.rules.vision is not None:  # rows then say where their images are
-            decides.append([self.image_root(index) for index in range(len(self.paths))])
-        whole = json.dumps(decides)
-        return hashlib.sha256(whole.encode()).hexdigest()
+        return _hashed(decides)
+
+    def directory(self, cache_dir: Path, fingerprint: str) -> Path:
+        """Where the result lies: by its fingerprint and, since rows say where their images are, by their roots."""
+        roots = [] if self.rules.vision is None else [self.image_root(index) for index in range(len(self.paths))]
+        return cache_dir / "tokenized" / (_hashed([fingerprint, roots]) if roots else fingerprint)
 
     def _identity(self, file: int, content: str) -> list[object]:
         """Of a sample also the seed and which source it is: two samples of one file are not the same rows."""
@@ -146,3 +149,7 @@ class Job:
         if isinstance(chunks, (list, tuple)):
             return sum(count_in(chunk) for chunk in chunks)
         return count_rows(path, header=self.spec_of(index).header)
+
+
+def _hashed(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

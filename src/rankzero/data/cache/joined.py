@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,8 +24,6 @@ class Rows(Protocol):
     def loss_weights(self) -> npt.NDArray[np.float64]: ...
     @property
     def label_names(self) -> RowLabels: ...
-    @property
-    def directory(self) -> Path: ...
     def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]: ...
     def weights(self, i: int) -> npt.NDArray[np.float32] | None: ...
     def images(self, i: int) -> tuple[str, ...]: ...
@@ -61,10 +58,6 @@ class JoinedRows:
         texts = [dataset.label_names[int(row)] for dataset, rows in self._parts for row in rows]
         codes = [-1 if text is None else names.setdefault(text, len(names)) for text in texts]
         return RowLabels(tuple(names), np.array(codes, dtype=np.int32))
-
-    @property
-    def directory(self) -> Path:
-        return self._parts[0][0].directory
 
     def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
         dataset, row = self._locate(i)

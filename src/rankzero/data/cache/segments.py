@@ -215,7 +215,7 @@ def record_batch(block: Block, source: int) -> Any:
             pa.ListArray.from_arrays(block.tie_offsets, block.ties),
             np.asarray(block.digests, dtype=np.int64),
             pa.array(block.labels, type=pa.string()),
-            pa.array(block.images, type=pa.list_(pa.string())),
+            pa.array(block.images, type=SCHEMA.field("images").type),
         ],
         schema=SCHEMA,
     )

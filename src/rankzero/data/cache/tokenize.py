@@ -21,6 +21,7 @@ from rankzero.cache.uses import use
 from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset, verify_bytes
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.job import CODE_VERSION, Job
+from rankzero.data.cache.pictures import changed_images, images_gone
 from rankzero.data.cache.segments import SEGMENT_CHUNKS, Segments, Tally
 from rankzero.data.images.embedded import kept_images
 from rankzero.data.pool import ordered_map, worker_count
@@ -77,7 +78,8 @@ def prepare(
     where the cache cannot be written. Nothing of a failed attempt is ever taken for a whole one.
     """
     job = _job(sources, tokenizer, rules, seed)
-    directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
+    fingerprint = job.fingerprint(cache_dir)
+    directory = job.directory(cache_dir, fingerprint)
     use(directory)
     dataset = _existing(directory, job.paths, workers)
     if dataset is None:
@@ -85,11 +87,11 @@ def prepare(
             dataset = _existing(directory, job.paths, workers)  # made by another process while this one waited
             if dataset is None:
                 try:
-                    _make(directory, job, Shard(), worker_count(job.work, workers), progress)
+                    _make(directory, fingerprint, job, Shard(), worker_count(job.work, workers), progress)
                 except DataError:
                     _segments(directory).forget()  # mended data is other data
                     raise
-                return TokenizedDataset.open(directory, job.paths)
+                return _made(directory, job.paths)
     progress(job.size)
     return dataset
 
@@ -111,15 +113,16 @@ def prepare_shard(
     not done again.
     """
     job = _job(sources, tokenizer, rules, seed)
-    directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
+    fingerprint = job.fingerprint(cache_dir)
+    directory = job.directory(cache_dir, fingerprint)
     use(directory)
     dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
-            if not _make(directory, job, shard, worker_count(job.work, workers), progress):
+            if not _make(directory, fingerprint, job, shard, worker_count(job.work, workers), progress):
                 return None
-            dataset = TokenizedDataset.open(directory, job.paths)
+            dataset = _made(directory, job.paths)
     return dataset
 
 
@@ -129,7 +132,7 @@ def cached(
     """The rows that `prepare` made before with the tokenizer of this fingerprint; None where it has to be asked. Their
     bytes are not verified. Raises as `prepare` does where files cannot be read."""
     job = Job(sources, TokenizerParts("", None, {}, "", 0, ()), rules, seed)
-    directory = cache_dir / "tokenized" / job.fingerprint(cache_dir, tokenizer)
+    directory = job.directory(cache_dir, job.fingerprint(cache_dir, tokenizer))
     use(directory)
     try:
         return TokenizedDataset.open(directory, job.paths) if directory.exists() else None
@@ -147,20 +150,40 @@ def _job(
 
 
 def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> TokenizedDataset | None:
-    """What an earlier run made, if it is there and whole to the last byte, with the images that its rows brought."""
+    """What an earlier run made, if it is there and whole to the last byte, and its images hold what they held."""
     if not directory.exists():
         return None
     try:
         verify_bytes(directory, usable_cores() if workers is None else workers)
         dataset = TokenizedDataset.open(directory, paths)
-        if gone := dataset.images_gone():
+        images = dataset.image_files()
+        if gone := images_gone(images):
             raise StorageError(
                 f"{counted(gone, 'image')} that its rows brought cannot be found", where=str(kept_images())
             )
-        return dataset
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid) as error:
         _logger.warning("%s is damaged and is made again: %s", directory, first_line(error))
         return None
+    if changed := changed_images(images, _record(directory)):
+        what = f"{counted(len(changed), 'image')} changed since the rows were tokenised, or cannot be read"
+        _logger.warning("%s (such as %s): rows are tokenised again", what, changed[0])
+        return None
+    return dataset
+
+
+def _made(directory: Path, paths: Sequence[str]) -> TokenizedDataset:
+    """What has just been made. Raises DataError where images changed meanwhile, be it since a call that was killed."""
+    dataset = TokenizedDataset.open(directory, paths)
+    if changed := changed_images(dataset.image_files(), _record(directory)):
+        what = f"{counted(len(changed), 'image')} changed while the rows were tokenised"
+        hint = "give the same command again once nothing writes to them"
+        raise DataError(what, where=changed[0], hint=hint)
+    return dataset
+
+
+def _record(directory: Path) -> Path:
+    """What is noted of a data set's images."""
+    return directory.parent.parent / "digests" / f"{directory.name}.images.json"
 
 
 @contextmanager
@@ -192,7 +215,7 @@ def _cache_errors(directory: Path) -> Iterator[None]:
         raise StorageError(what, where=str(directory), hint=_CACHE_HINT) from error
 
 
-def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progress) -> bool:
+def _make(directory: Path, fingerprint: str, job: Job, shard: Shard, workers: int, progress: Progress) -> bool:
     """Tokenise this shard's segments and, where they are the last, commit the data set. Returns whether it is whole.
 
     Whoever else makes the same may be faster, and then has forgotten the segments: nothing that fails for want of them
@@ -221,7 +244,7 @@ def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progr
         _require_rows(job, tally)
         stats = tally.stats()
         meta = {
-            "fingerprint": directory.name,
+            "fingerprint": fingerprint,
             "stats": stats.as_json(),
             "rules": job.rules.as_json(),
             "sources": job.paths,

@@ -48,9 +48,9 @@ def file_digest(path: str, cache_dir: Path) -> str:
     state = file_state(path)
     if state[1] < REMEMBERED_BYTES:
         return file_sha256(Path(path))
-    if not _settled(state):  # it could not be remembered: nobody needs to wait
+    if not settled(state):  # it could not be remembered: nobody needs to wait
         return file_sha256(Path(path))
-    with _alone(_record(path, cache_dir)):
+    with alone(_record(path, cache_dir)):
         known = remembered_digest(path, cache_dir)
         if known is not None:
             return known
@@ -72,7 +72,8 @@ def remembered_digest(path: str, cache_dir: Path) -> str | None:
     return None
 
 
-def _settled(state: list[int]) -> bool:
+def settled(state: list[int]) -> bool:
+    """Whether a later change of the file would show in its state."""
     return time.time_ns() - max(state[2:]) > _SETTLED_NS
 
 
@@ -81,7 +82,7 @@ def _record(path: str, cache_dir: Path) -> Path:
 
 
 @contextmanager
-def _alone(record: Path) -> Iterator[None]:
+def alone(record: Path) -> Iterator[None]:
     """Hold a record's lock; where there can be none, go on without."""
     lock = FileLock(f"{record}.lock")
     try:

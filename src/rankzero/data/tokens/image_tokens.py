@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from rankzero.data.images.decode import ImageError, ImageLimits, image_size, locate, require_pillow
 from rankzero.data.images.embedded import is_embedded, keep, kept_images, shown
+from rankzero.data.read.hashing import file_state
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import RowProblem
 
@@ -69,6 +70,8 @@ class Picture(NamedTuple):
 
     path: str
     layout: Layout
+    state: tuple[int, ...]
+    """The file's, before it was looked at (`file_state`)."""
 
 
 class Pictures:
@@ -84,8 +87,7 @@ class Pictures:
         for image in conversation.images:
             found = self._embedded(image) if is_embedded(image) else self._look(image, root)
             if isinstance(found, ImageError):
-                reason = found.reason if "image" in found.reason else f"image: {found.reason}"
-                return RowProblem(conversation.line, reason, f"image {shown(image)}: {found.what}", found.hint)
+                return bad_image(conversation.line, image, found)
             pictures.append(found)
         return tuple(pictures)
 
@@ -107,9 +109,12 @@ class Pictures:
         layouts, limit = self._layouts, self._rules.max_tokens
         try:
             file = locate(image, Path(root))
+            state = tuple(file_state(str(file)))
             width, height = image_size(file, ImageLimits())
         except ImageError as error:
             return error
+        except OSError as error:  # it has gone meanwhile
+            return ImageError("unreadable file", f"cannot be read: {error.strerror or error}")
         size = f"{width} x {height} pixels"
         try:
             layout = layouts(width, height)
@@ -120,7 +125,13 @@ class Pictures:
             return ImageError(
                 "image takes too many tokens", what, "scale the image down, or raise data.image_max_tokens"
             )
-        return Picture(str(file), layout)
+        return Picture(str(file), layout, state)
+
+
+def bad_image(line: int, image: str, fault: ImageError) -> RowProblem:
+    """What is wrong with a row of which this image cannot be used."""
+    reason = fault.reason if "image" in fault.reason else f"image: {fault.reason}"
+    return RowProblem(line, reason, f"image {shown(image)}: {fault.what}", fault.hint)
 
 
 def in_place(text: str, placeholder: str, layouts: Sequence[Layout]) -> tuple[str, list[tuple[int, int]]]:

@@ -44,7 +44,7 @@ class Row:
     straddles: bool = False
     unopened: str = ""
     label: str | None = None
-    images: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     images_end: int = 0
     """The tokens up to and with the last image."""
     weights: tuple[float, ...] = ()
@@ -115,7 +115,7 @@ class Encoder:
             [],
             straddles=straddles,
             unopened=row.unopened,
-            images=tuple(picture.path for picture in row.pictures),
+            pictures=row.pictures,
             images_end=images_end,
             notes=(*row.notes, *notes),
         )

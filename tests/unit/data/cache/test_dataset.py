@@ -12,9 +12,12 @@ import pyarrow as pa
 import pytest
 
 from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset, verify_bytes
+from rankzero.data.cache.pictures import ImageFile, images_gone
 from rankzero.data.images.embedded import kept_images
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import commit_directory
+
+IMAGES = [ImageFile("/d/a.png", "aa", "1 2 3 4"), ImageFile("b0/b", "b", "")]
 
 PARTS = [[[[1, 2, 3], [5]], [[7, 8]]], [[], [[9, 9, 9, 9]]]]
 """Rows of two parts of two record batches each (one of them empty)."""
@@ -44,7 +47,7 @@ def directory(tmp_path: Path) -> Path:
                     "ties": [[line] for _ in rows],
                     "digest": [len(row) for row in rows],
                     "label": [LABELS[len(row)] for row in rows],
-                    "images": [["/d/a.png", "b0/b"] if len(row) == 3 else None for row in rows],
+                    "images": [IMAGES if len(row) == 3 else None for row in rows],
                 }
                 writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     meta = {
@@ -97,7 +100,8 @@ def test_labels_and_images(directory: Path) -> None:
     assert list(dataset.select([3, 2, 3]).label_names) == ["one", None, "one"]
     images = ("/d/a.png", str(kept_images() / "b0" / "b"))
     assert [dataset.images(i) for i in range(4)] == [images, (), (), ()]
-    assert dataset.select([1, 0]).images(1) == images and dataset.images_gone() == 1
+    assert dataset.select([1, 0]).images(1) == images and dataset.image_files() == set(IMAGES)
+    assert images_gone(dataset.image_files()) == 1
 
 
 @pytest.mark.parametrize("i", [-1, 4])

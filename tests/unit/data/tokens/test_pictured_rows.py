@@ -203,7 +203,7 @@ def test_images_that_rows_bring_are_found_where_the_cache_is_now(
     place.cache = place.cache.rename(tmp_path / "moved")
     monkeypatch.setenv("RANKZERO_CACHE", str(place.cache))
     moved = place.tokenise(row)
-    assert moved.directory == place.cache / "tokenized" / first.fingerprint
+    assert moved.directory == place.cache / "tokenized" / first.directory.name
     assert all(Path(image).is_file() and tmp_path / "moved" in Path(image).parents for image in moved.images(0))
 
 
@@ -385,7 +385,7 @@ def test_a_worker_of_its_own_makes_the_same(place: Place) -> None:
     make: Callable[[], Any] = partial(chunk_encoder, take_apart(place.tokenizer), rules)
     (here,), (there,) = ordered_map(make, [task], 1), ordered_map(make, [task], 2)
     assert there.block.input_ids.tolist() == here.block.input_ids.tolist()
-    assert there.block.images == [(str(place.folder / "1.png"),)]
+    assert [file.path for (file,) in there.block.images] == [str(place.folder / "1.png")]
 
 
 def test_workers_that_see_no_image_are_light(place: Place) -> None:

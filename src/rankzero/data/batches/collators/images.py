@@ -107,7 +107,7 @@ class PicturedText:
             if now != then:
                 what = f"its images become {now} image tokens, and were {then} when the row was tokenised"
             what = f"{what} ({', '.join(dataset.images(row))})"
-            hint = f"put the images back that were there; or delete {dataset.directory}, to tokenise all rows again"
+            hint = "put the images back that were there; with these, the next start tokenises all rows again"
             raise DataError(what, where=dataset.where(row), hint=hint)
         return images
 
