@@ -16,6 +16,7 @@ import orjson
 
 from rankzero.data.rows.conversation import Message
 from rankzero.data.rows.formats.json_text import read_text
+from rankzero.data.rows.formats.tool_lists import without_list
 from rankzero.data.rows.formats.tools import read_calls
 from rankzero.data.rows.problems import RowProblem
 
@@ -24,8 +25,6 @@ ANSWERS_READ = "answers of tools are taken out of their tags"
 TOOLS_TWICE = "what lists the row's tools in a system prompt is left out: chat templates list them"
 
 _CALL, _ANSWER, _TOOLS = "tool_call", "tool_response", "tools"
-_LISTS = ("# Tools", "You are a function calling AI model", "You are provided with function signatures")
-"""How texts begin that list tools and say how they are called, up to an example of a call."""
 _CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
 
 Found = tuple[tuple[Message, ...], list[RowProblem], tuple[str, ...]]
@@ -102,12 +101,11 @@ def _answering(turn: Message) -> list[Message] | None:
 
 
 def _listing(turn: Message, names: set[str], listed: Sequence[str], line: int) -> list[Message] | RowProblem | None:
-    """A system prompt that lists tools: what it says before it begins to list them and how they are called."""
+    """A system prompt that lists tools: what it says besides."""
     if not all(any(name in text for text in listed) for name in names):
         return None
-    begins = min((place for words in _LISTS if (place := turn.content.find(words)) >= 0), default=-1)
-    if 0 <= begins < turn.content.find(f"<{_TOOLS}>") and turn.content.rstrip(" \n.").endswith(f"</{_CALL}>"):
-        own = turn.content[:begins].rstrip()
+    own = without_list(turn.content)
+    if own is not None:
         return [replace(turn, content=own)] if own else []
     what = f"the row's tools are listed in its system prompt, too: {listed[-1].strip()[:60]!r}"
     return RowProblem(line, "tools in two places", what, "take the list out of the system prompt, or remove `tools`")

@@ -56,7 +56,7 @@ def test_a_call_that_cannot_be_read_is_a_problem(cut: str) -> None:
 
 
 def test_instructions_beside_a_list_of_tools_stay() -> None:
-    listing = f'# Tools\n\n<tools>\n{{"name": "look"}}\n</tools>\nFor each call return\n{CALL}'
+    listing = f'# Tools\n\n<tools>\n{{"name": "look"}}\n</tools>\nExample:\n{CALL}'
     own = "You are Acme's agent. Never quote prices."
     assert read(Message("system", f"{own}\n\n{listing}"))[0] == [Message("system", own)]
     assert read(Message("system", listing)) == ([], [])
