@@ -17,7 +17,7 @@ from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
 from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import IDENTITIES
+from rankzero.spec.diff import IDENTITIES, differ
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -83,8 +83,12 @@ def check_same_run(
     notices, names = list(accepted.notices), list(accepted.accepted)
     tokenizer_changed = manifest.get("tokenizer") != now["tokenizer"]
     for name, words in IDENTITIES.items():
-        if manifest.get(name) == now[name] or (tokenizer_changed and name in {"data", "eval_data"}):
+        before = manifest.get(name)
+        if before == now[name] or (tokenizer_changed and name in {"data", "eval_data"}):
             continue  # tokens follow from the tokenizer: one cause is enough
+        if differ(before, now[name]) is None:
+            notices.append(f"{words}: taken for the same; the version that wrote the checkpoint knew it otherwise")
+            continue
         if name == "model" and spec.model.trust_remote_code:
             words += " or its own code"
         elif name == "model" and spec.lora is None:

@@ -17,9 +17,11 @@ from rankzero.data.batches.loader import Steps
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.stream.rows import COUNTED, Feeder, RowStream, StreamPosition, new_directory
 from rankzero.data.pool import worker_count
+from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, any_rank, gather_objects
 from rankzero.errors import PeerLostError, RankzeroError
 from rankzero.machine import cache_root, usable_cores
+from rankzero.wording import counted
 
 LOOK_SECONDS = 0.02
 """Between two looks whether rows have come."""
@@ -27,7 +29,11 @@ LOOK_SECONDS = 0.02
 
 def open_stream(stream: Stream, world: World, saved: Mapping[str, Any] | None) -> RowStream:
     """The stream from where a checkpoint says that it was, or from its beginning. A collective."""
-    position = (StreamPosition() if saved is None else StreamPosition.from_json(saved)).under(stream)
+    saved_position = StreamPosition() if saved is None else StreamPosition.from_json(saved)
+    position = saved_position.under(stream)
+    if position.taken < saved_position.taken and position.cursor == saved_position.cursor and world.rank == 0:
+        what = f"the {counted(saved_position.taken, 'row')} trained of the window under way come once more"
+        logger.warning("[DATA] train: %s: windows have another size, or another version made their tokens", what)
     feeder = directory = None
     if world.local_rank == 0:
         directory = new_directory(cache_root())

@@ -18,6 +18,7 @@ from rankzero.spec.diff import (
     LENGTH,
     Change,
     compare,
+    differ,
     is_same_setting,
     name_beside,
     other_places,
@@ -63,11 +64,12 @@ def others_run(
     for name, words in IDENTITIES.items():
         if name in allowed or spec.resume == "continue":
             continue
-        if here is not None and name in there:
-            found = [] if there[name] == here.get(name) else [(f"{words} there and here are not the same", name)]
-        else:
+        apart = None if here is None or name not in there else differ(there[name], here.get(name))
+        if apart is None:
             changes = [change for change in other_places(name, before, spec) if change.field not in allowed]
             found = [(_in_words(change), change.field) for change in changes if not perhaps_the_same(change)]
+        else:
+            found = [(f"{words} there and here are not the same", name)] if apart else []
         problems += [Problem(what, field, f"put it right, or pass --allow-change {name}") for what, field in found]
     return problems
 
@@ -81,9 +83,10 @@ def two_runs(
     changes = [change for change in compare(theirs, ours) if not change.harmless and change.field not in LENGTH]
     problems = [Problem(_in_words(change), change.field) for change in changes]
     for name in () if begun_alike else _MADE_OF:
-        if name not in here or name not in there:
+        apart = differ(there[name], here[name]) if name in here and name in there else None
+        if apart is None:
             problems += [Problem(_in_words(change), change.field) for change in other_places(name, theirs, ours)]
-        elif here[name] != there[name]:
+        elif apart:
             problems.append(Problem(f"{IDENTITIES[name]} there and here are not the same", name))
     return problems
 

@@ -26,6 +26,19 @@ IDENTITIES = {
 }
 """What must not change besides the spec. The names are what --allow-change takes."""
 
+
+def differ(there: object, here: object) -> bool | None:
+    """Whether two values of an identity are of two things. None: they do not say, since they were made in different
+    ways, by what is before a colon (nothing, of earlier versions)."""
+    if there == here:
+        return False
+    return True if there is None or here is None or _made_by(there) == _made_by(here) else None
+
+
+def _made_by(value: object) -> str:
+    return str(value).rpartition(":")[0]
+
+
 LENGTH = frozenset({"train.num_train_epochs", "train.max_steps"})
 """Fields that say how long a run is, and nothing of what it was so far."""
 

@@ -10,7 +10,7 @@ import pytest
 import rankzero
 from rankzero.errors import ConfigError, UsageError
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.same_run import others_run, refuse_foreign_directory
+from rankzero.run_dir.same_run import others_run, refuse_foreign_directory, two_runs
 from rankzero.spec import diff
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -103,6 +103,16 @@ def test_places_that_are_no_paths_are_the_same_or_not(
 ) -> None:
     manifest = {"spec": placed(tmp_path, **there).model_dump(mode="json"), **IDENTITIES}
     assert others_run(manifest, None, placed(tmp_path, **here), ())
+
+
+def test_content_that_both_know_in_different_ways_is_compared_by_place(tmp_path: Path) -> None:
+    """As before and after an upgrade that knows data otherwise."""
+    before, now = {**IDENTITIES, "data": "d1"}, {**IDENTITIES, "data": "rows:d1"}
+    there, ours = {"spec": placed(tmp_path).model_dump(mode="json"), **before}, placed(tmp_path)
+    other = placed(tmp_path, **PLACES["data"])
+    assert others_run(there, now, ours, ()) == two_runs(ours, ours, now, before, begun_alike=False) == []
+    assert [found.where for found in others_run(there, now, other, ())] == ["data.train"]
+    assert [found.where for found in two_runs(other, ours, now, before, begun_alike=False)] == ["data.train"]
 
 
 def test_content_that_both_know_counts_wherever_it_lies(tmp_path: Path) -> None:

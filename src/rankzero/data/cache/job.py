@@ -27,7 +27,8 @@ from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
 CODE_VERSION = 13
-"""Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
+"""Part of what the cache calls a result: raise it when the same rows and rules come to give other tokens or another
+layout. A run does not depend on it: rows are known by what they are (`TokenizedDataset.fingerprint`)."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]
 
@@ -67,17 +68,13 @@ class Job:
         """The directory that image paths in a file are relative to, by the file's index in `paths`."""
         return os.path.abspath(self.spec_of(file).image_root or os.path.dirname(self.paths[file]))
 
-    def fingerprint(self, cache_dir: Path, tokenizer: str | None = None) -> str:
-        """A hash of all that decides the result, but for what images hold. `tokenizer`: the fingerprint of one not
-        loaded."""
+    def directory(self, cache_dir: Path, tokenizer: str | None = None) -> Path:
+        """Where the result lies: by a hash of all that decides it, but for what images hold, and since rows say where
+        their images are, of their roots. `tokenizer`: the fingerprint of one not loaded."""
         files = [self._identity(index, content_hash(path, cache_dir)) for index, path in enumerate(self.paths)]
-        decides = [CODE_VERSION, files, tokenizer or self.parts.fingerprint, self.rules.as_json()]
-        return _hashed(decides)
-
-    def directory(self, cache_dir: Path, fingerprint: str) -> Path:
-        """Where the result lies: by its fingerprint and, since rows say where their images are, by their roots."""
         roots = [] if self.rules.vision is None else [self.image_root(index) for index in range(len(self.paths))]
-        return cache_dir / "tokenized" / (_hashed([fingerprint, roots]) if roots else fingerprint)
+        decides = [CODE_VERSION, files, tokenizer or self.parts.fingerprint, self.rules.as_json(), roots]
+        return cache_dir / "tokenized" / hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def _identity(self, file: int, content: str) -> list[object]:
         """Of a sample also the seed and which source it is: two samples of one file are not the same rows."""
@@ -149,7 +146,3 @@ class Job:
         if isinstance(chunks, (list, tuple)):
             return sum(count_in(chunk) for chunk in chunks)
         return count_rows(path, header=self.spec_of(index).header)
-
-
-def _hashed(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -78,8 +78,7 @@ def prepare(
     where the cache cannot be written. Nothing of a failed attempt is ever taken for a whole one.
     """
     job = _job(sources, tokenizer, rules, seed)
-    fingerprint = job.fingerprint(cache_dir)
-    directory = job.directory(cache_dir, fingerprint)
+    directory = job.directory(cache_dir)
     use(directory)
     dataset = _existing(directory, job.paths, workers)
     if dataset is None:
@@ -87,7 +86,7 @@ def prepare(
             dataset = _existing(directory, job.paths, workers)  # made by another process while this one waited
             if dataset is None:
                 try:
-                    _make(directory, fingerprint, job, Shard(), worker_count(job.work, workers), progress)
+                    _make(directory, job, Shard(), worker_count(job.work, workers), progress)
                 except DataError:
                     _segments(directory).forget()  # mended data is other data
                     raise
@@ -113,14 +112,13 @@ def prepare_shard(
     not done again.
     """
     job = _job(sources, tokenizer, rules, seed)
-    fingerprint = job.fingerprint(cache_dir)
-    directory = job.directory(cache_dir, fingerprint)
+    directory = job.directory(cache_dir)
     use(directory)
     dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
-            if not _make(directory, fingerprint, job, shard, worker_count(job.work, workers), progress):
+            if not _make(directory, job, shard, worker_count(job.work, workers), progress):
                 return None
             dataset = _made(directory, job.paths)
     return dataset
@@ -132,7 +130,7 @@ def cached(
     """The rows that `prepare` made before with the tokenizer of this fingerprint; None where it has to be asked. Their
     bytes are not verified. Raises as `prepare` does where files cannot be read."""
     job = Job(sources, TokenizerParts("", None, {}, "", 0, ()), rules, seed)
-    directory = job.directory(cache_dir, job.fingerprint(cache_dir, tokenizer))
+    directory = job.directory(cache_dir, tokenizer)
     use(directory)
     try:
         return TokenizedDataset.open(directory, job.paths) if directory.exists() else None
@@ -215,7 +213,7 @@ def _cache_errors(directory: Path) -> Iterator[None]:
         raise StorageError(what, where=str(directory), hint=_CACHE_HINT) from error
 
 
-def _make(directory: Path, fingerprint: str, job: Job, shard: Shard, workers: int, progress: Progress) -> bool:
+def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progress) -> bool:
     """Tokenise this shard's segments and, where they are the last, commit the data set. Returns whether it is whole.
 
     Whoever else makes the same may be faster, and then has forgotten the segments: nothing that fails for want of them
@@ -244,7 +242,6 @@ def _make(directory: Path, fingerprint: str, job: Job, shard: Shard, workers: in
         _require_rows(job, tally)
         stats = tally.stats()
         meta = {
-            "fingerprint": fingerprint,
             "stats": stats.as_json(),
             "rules": job.rules.as_json(),
             "sources": job.paths,

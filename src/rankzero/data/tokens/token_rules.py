@@ -32,15 +32,16 @@ class TokenRules:
     """Of rows with labels: -1 is one of data.labels, else it says that there is none."""
 
     def as_json(self) -> dict[str, Any]:
-        """For fingerprints and manifests."""
+        """For fingerprints and manifests. Without what is as it is by default: a version with one more rule gives the
+        rules of one that did not have it the same words."""
+        default = type(self)()
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        if not self.minus_one_is_a_class:  # as it was before there was a choice, so that what was tokenised is found
-            del values["minus_one_is_a_class"]
-        return {
-            **values,
-            "vision": None if self.vision is None else self.vision.fingerprint,
-            "template_kwargs": dict(self.template_kwargs),
-        }
+        values = {name: value for name, value in values.items() if value != getattr(default, name)}
+        if self.vision is not None:
+            values["vision"] = self.vision.fingerprint
+        if self.template_kwargs:
+            values["template_kwargs"] = dict(self.template_kwargs)
+        return values
 
 
 def turn_weights(conversation: Conversation, rules: TokenRules) -> tuple[float, ...]:

@@ -109,39 +109,43 @@ def test_a_moved_file_is_the_same_data_under_its_new_name(
     assert after.where(3) == f"{moved}:4"
 
 
-def test_whatever_changes_the_tokens_changes_the_fingerprint(path: str, tmp_path: Path, own_cache: Path) -> None:
+def test_whatever_changes_the_tokens_has_a_place_of_its_own(path: str, tmp_path: Path, own_cache: Path) -> None:
     base = tiny_tokenizer()
 
-    def fingerprint(tokenizer: Any = base, data: list[SourceSpec] | None = None, **rules: Any) -> str:
-        return prepare(data or sources(path), tokenizer, TokenRules(**rules), own_cache).fingerprint
+    def place(tokenizer: Any = base, data: list[SourceSpec] | None = None, **rules: Any) -> str:
+        return prepare(data or sources(path), tokenizer, TokenRules(**rules), own_cache).directory.name
 
     other = str(write_jsonl(tmp_path / "other.jsonl", chat_rows(51)))
     stated = [SourceSpec(path=path, format="messages")]
     seen = [
-        fingerprint(),
-        fingerprint(max_length=100),
-        fingerprint(over_length="drop"),
-        fingerprint(assistant_only_loss=False),
-        fingerprint(tiny_tokenizer(vocab_size=385)),
-        fingerprint(tiny_tokenizer(chat_template=CHATML.replace("\n", " "))),
-        fingerprint(tiny_tokenizer(bos="<|im_start|>")),
-        fingerprint(tiny_tokenizer(eos="<|im_start|>")),
-        fingerprint(data=sources(other)),
-        fingerprint(data=stated),
-        fingerprint(data=sources(path, other)),
-        fingerprint(data=sources(other, path)),
+        place(),
+        place(max_length=100),
+        place(over_length="drop"),
+        place(assistant_only_loss=False),
+        place(tiny_tokenizer(vocab_size=385)),
+        place(tiny_tokenizer(chat_template=CHATML.replace("\n", " "))),
+        place(tiny_tokenizer(bos="<|im_start|>")),
+        place(tiny_tokenizer(eos="<|im_start|>")),
+        place(data=sources(other)),
+        place(data=stated),
+        place(data=sources(path, other)),
+        place(data=sources(other, path)),
     ]
     assert len(set(seen)) == len(seen)
-    assert fingerprint(tiny_tokenizer()) == seen[0]
+    assert place(tiny_tokenizer()) == seen[0]
 
 
-def test_code_version_is_part_of_the_name(
+def test_another_version_makes_rows_anew_and_knows_equal_ones(
     path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch, encoded_chunks: list[int]
 ) -> None:
-    prepare(sources(path), tokenizer, TokenRules(), own_cache)
+    """A run that was begun before an upgrade goes on with the rows that it had."""
+    before = prepare(sources(path), tokenizer, TokenRules(), own_cache)
     monkeypatch.setattr(rankzero.data.cache.job, "CODE_VERSION", 10**6)
-    prepare(sources(path), tokenizer, TokenRules(), own_cache)
-    assert len(encoded_chunks) == 2
+    after = prepare(sources(path), tokenizer, TokenRules(), own_cache)
+    assert len(encoded_chunks) == 2 and after.directory != before.directory
+    assert after.fingerprint == before.fingerprint
+    shorter = prepare(sources(path), tokenizer, TokenRules(max_length=28), own_cache)
+    assert shorter.fingerprint != before.fingerprint
 
 
 def test_tokenizer_fingerprint_is_stable(tokenizer: Any) -> None:
@@ -312,9 +316,9 @@ class TestConfiguration:
         several = tiny_tokenizer()
         several.chat_template = {"default": CHATML, "rag": "x"}
         one = prepare(sources(path), tiny_tokenizer(), TokenRules(), own_cache)
-        assert prepare(sources(path), several, TokenRules(), own_cache).fingerprint == one.fingerprint
+        assert prepare(sources(path), several, TokenRules(), own_cache).directory == one.directory
         several.chat_template = {"default": CHATML, "tool_use": "x"}
-        assert prepare(sources(path), several, TokenRules(), own_cache).fingerprint != one.fingerprint
+        assert prepare(sources(path), several, TokenRules(), own_cache).directory != one.directory
         several.chat_template = {"rag": "x", "tool_use": "x"}
         with pytest.raises(ConfigError, match="rag, tool_use"):
             prepare(sources(path), several, TokenRules(), own_cache)
@@ -371,8 +375,9 @@ class TestCache:
         dataset = prepare(sources(path), tokenizer, TokenRules(), own_cache)
         manifest = json.loads((dataset.directory / "manifest.json").read_text())
         assert manifest["format"] == 2 and manifest["parts"] == ["part-00000.arrow"]
-        assert manifest["fingerprint"] == dataset.fingerprint == dataset.directory.name
-        assert manifest["stats"]["rows"] == 50 and manifest["rules"]["max_length"] == 2048
+        assert manifest["stats"]["rows"] == 50 and manifest["rules"] == {}
+        other = prepare(sources(path), tokenizer, TokenRules(max_length=28), own_cache)
+        assert json.loads((other.directory / "manifest.json").read_text())["rules"] == {"max_length": 28}
 
     def test_large_files_are_hashed_once(self, path: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rankzero.data.read.hashing, "REMEMBERED_BYTES", 0)

@@ -52,7 +52,7 @@ if __name__ == "__main__":
     dataset = tokenize.prepare(
         [SourceSpec(path=sys.argv[1])], tokenizer, tokenize.TokenRules(), Path(sys.argv[2]), workers=workers
     )
-    print("done", dataset.fingerprint, len(dataset), flush=True)
+    print("done", dataset.directory.name, len(dataset), flush=True)
 """
 
 
@@ -95,7 +95,7 @@ def test_killed_while_preparing(tmp_path: Path, path: str, own_cache: Path, work
     assert staged.endswith(".partial")
     dataset = prepare([SourceSpec(path=path)], tiny_tokenizer(), TokenRules(), own_cache)
     assert len(dataset) == 50
-    assert left_behind(own_cache) == [dataset.fingerprint], "the next attempt clears up"
+    assert left_behind(own_cache) == [dataset.directory.name], "the next attempt clears up"
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and any(child.is_running() for child in children):
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,19 @@ def test_through_the_cache(tmp_path: Path, own_cache: Path) -> None:
 @pytest.mark.parametrize(
     "rules", [{"train_on": "last_turn"}, {"reasoning": "drop"}, {"template_kwargs": {"enable_thinking": False}}]
 )
-def test_rules_are_part_of_the_fingerprint(tmp_path: Path, own_cache: Path, rules: dict[str, Any]) -> None:
+def test_rows_are_made_anew_under_other_rules(tmp_path: Path, own_cache: Path, rules: dict[str, Any]) -> None:
     path = str(write_jsonl(tmp_path / "f.jsonl", [user_assistant("q", "a")]))
     made = [prepare([SourceSpec(path=path)], tiny_tokenizer(), TokenRules(**r), own_cache) for r in ({}, rules)]
-    assert made[0].fingerprint != made[1].fingerprint
+    assert made[0].directory != made[1].directory
+
+
+def test_a_rule_that_comes_later_changes_no_words_of_those_before() -> None:
+    """A stream is known by its rules, across versions."""
+
+    @dataclass(frozen=True)
+    class Later(TokenRules):
+        another: bool = False
+
+    assert Later().as_json() == TokenRules().as_json() == {}
+    assert Later(train_on="last_turn").as_json() == TokenRules(train_on="last_turn").as_json()
+    assert Later(another=True).as_json() == {"another": True}

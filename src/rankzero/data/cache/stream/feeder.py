@@ -240,7 +240,6 @@ class WindowWriter:
             "parts": [PART],
             "stats": self.tally.stats().as_json(),
             "passed": passed.stats().as_json(),
-            "fingerprint": f"{self._stream.fingerprint}:{begins.window}",
             "sources": [self._stream.shards[shard].url for shard in self._sources],
             "cursor": begins.as_json(),
         }

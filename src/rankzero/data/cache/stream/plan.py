@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import islice
 
 from rankzero.data.cache.encode import Task, chunk_encoder
-from rankzero.data.cache.job import CODE_VERSION
 from rankzero.data.cache.stream.order import OPEN_SHARDS
 from rankzero.data.read.network import Network
 from rankzero.data.read.shards import Shard, list_shards
@@ -61,8 +60,8 @@ class Stream:
             [source.format, sorted(source.columns.items()), source.header, source.weight] for source in self.sources
         ]
         shards = [shard.identity for shard in self.shards]
-        decides = [CODE_VERSION, OPEN_SHARDS, sources, shards, self.parts.fingerprint, self.rules.as_json(), self.seed]
-        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+        decides = [OPEN_SHARDS, sources, shards, self.parts.fingerprint, self.rules.as_json(), self.seed]
+        return f"listing:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()}"
 
     @property
     def weights(self) -> list[float]:

@@ -14,7 +14,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from rankzero.cache.uses import use
 from rankzero.data.cache.dataset import Indices, TokenizedDataset, verify_bytes
 from rankzero.data.cache.embedded import require_embedded
+from rankzero.data.cache.job import CODE_VERSION
 from rankzero.data.cache.joined import JoinedRows
 from rankzero.data.cache.stream.feeder import FAILED, window_name
 from rankzero.data.cache.stream.order import Cursor, epoch_order, shuffled
@@ -31,6 +32,7 @@ from rankzero.data.cache.stream.plan import Stream
 from rankzero.errors import ConfigError, DataError, RankzeroError
 from rankzero.run_dir.atomic import place_given_by, read_manifest, storage_errors
 from rankzero.run_dir.handover import read_error
+from rankzero.spec.diff import differ
 from rankzero.spec.names import PLAIN_NOTE
 
 COUNTED = ("rows_in", "rows", "truncated")
@@ -49,6 +51,8 @@ class StreamPosition:
     taken: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     """Of all windows before it: rows_in, rows, truncated, and dropped by reason."""
+    code_version: int = 0
+    """Of the code that made the window's tokens; 0: of one that did not note it."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -58,25 +62,28 @@ class StreamPosition:
             "cursor": self.cursor.as_json(),
             "taken": self.taken,
             "counts": dict(self.counts),
+            "code_version": self.code_version,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StreamPosition:
         """Read what `as_json` gave."""
         cursor = Cursor.from_json(value["cursor"])
-        return cls(value["fingerprint"], value["window_rows"], cursor, value["taken"], dict(value["counts"]))
+        noted = value.get("code_version", 0)
+        return cls(value["fingerprint"], value["window_rows"], cursor, value["taken"], dict(value["counts"]), noted)
 
     def under(self, stream: Stream) -> StreamPosition:
         """As this stream goes on from it: where the data are others, with the next epoch; where windows have another
-        size, with the beginning of the one that was under way."""
-        cursor = self.cursor
+        size, or another version made their tokens, which may leave them other rows, with the beginning of the one that
+        was under way."""
+        here = StreamPosition(stream.fingerprint, stream.window_rows, code_version=CODE_VERSION)
         if not self.fingerprint:
-            return StreamPosition(stream.fingerprint, stream.window_rows)
-        if self.fingerprint != stream.fingerprint:
-            anew = Cursor(cursor.window + 1, cursor.epoch + 1)
-            return StreamPosition(stream.fingerprint, stream.window_rows, anew, 0, self.counts)
-        taken = self.taken if self.window_rows == stream.window_rows else 0
-        return StreamPosition(stream.fingerprint, stream.window_rows, cursor, taken, self.counts)
+            return here
+        if differ(self.fingerprint, stream.fingerprint):
+            anew = Cursor(self.cursor.window + 1, self.cursor.epoch + 1)
+            return replace(here, cursor=anew, counts=self.counts)
+        same = (self.window_rows, self.code_version) == (here.window_rows, here.code_version)
+        return replace(here, cursor=self.cursor, taken=self.taken if same else 0, counts=self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +126,7 @@ class RowStream:
     def position(self) -> StreamPosition:
         """Behind all rows that were taken."""
         cursor = self._windows[0].cursor if self._windows else self._begun.cursor
-        return StreamPosition(
-            self._stream.fingerprint, self._stream.window_rows, cursor, self._taken, dict(self._counts)
-        )
+        return replace(self._begun, cursor=cursor, taken=self._taken, counts=dict(self._counts))
 
     def ready(self, count: int) -> bool:
         """Whether that many rows can be taken. Raises what has ended the feeder."""

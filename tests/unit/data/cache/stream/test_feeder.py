@@ -323,7 +323,9 @@ def test_other_data_begin_the_next_epoch_and_other_windows_the_one_under_way(tok
     assert (other.cursor, other.taken) == (Cursor(saved.cursor.window + 1, 1), 0)
     wider = saved.under(replace(stream, window_rows=20))
     assert (wider.cursor, wider.taken) == (saved.cursor, 0)
-    assert saved.under(stream) == saved
+    earlier = replace(saved, fingerprint="as an earlier version knew it", code_version=0)
+    assert earlier.under(stream) == replace(saved, taken=0) != saved
+    assert saved.under(stream) == StreamPosition.from_json(saved.as_json()) == saved
 
 
 @pytest.mark.parametrize(
