@@ -157,7 +157,7 @@ def _measured(
     _require_no_weight(sources)
     questions = [(source.path, read_questions(source, seed=0)) for source in sources]
     for path, prompts in questions:
-        if judge is None and all(prompt.reference is None for prompt in prompts):
+        if judge is None and all(prompt.reference is None and prompt.call is None for prompt in prompts):
             hint = "rows end with the answer that is wanted; or name a judge"
             raise DataError("no row has an answer to compare with", where=path, hint=hint)
     manager = None if tasks is None else find_tasks(tasks.names, tasks.directory)

@@ -48,6 +48,8 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     reference: str | None = None
     """The answer that the row has, without its reasoning."""
+    call: Message | None = None
+    """The answer where it calls tools: as text it is what a model's chat template writes of it."""
     where: str = ""
     label: str = ""
     """By which it is told from other prompts that have the same text."""
@@ -189,6 +191,7 @@ def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> 
         ),
         tools=row.tools,
         reference=_reference(answer),
+        call=answer.without_thought() if answer is not None and answer.tool_calls else None,
         where=where,
     )
 

@@ -5,14 +5,37 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankzero.data.prompts import Prompt
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.model.generate import Speaker, without_special_tokens
 
 
 def comparable(speaker: Speaker, prompt: Prompt) -> Prompt:
     """The prompt with its reference as an answer of this model is read: raw text may have special tokens in it, and
-    reasoning whose first mark the prompt has."""
+    reasoning whose first mark the prompt has; a call is what the chat template writes of it."""
+    if prompt.call is not None and prompt.reference is None:
+        return replace(prompt, reference=_written(speaker, prompt, prompt.call))
     if prompt.templated is not False or prompt.reference is None:
         return prompt
     said = without_reasoning(without_special_tokens(speaker.tokenizer, prompt.reference))
     return replace(prompt, reference=said or None)
+
+
+def _written(speaker: Speaker, prompt: Prompt, call: Message) -> str | None:
+    """What is trained of an answer that calls tools; None where no template writes it."""
+    if speaker.tokenizer.chat_template is None:
+        return None
+    vision = None if speaker.vision is None else speaker.vision.rules
+    rules = TokenRules(vision=vision, template_kwargs=speaker.template_kwargs)
+    # Images have no part in how an answer is written.
+    asked = (replace(message, train=False, image_offsets=()) for message in prompt.messages)
+    turns = (*asked, replace(call, train=True, image_offsets=()))
+    rendered = Renderer(take_apart(speaker.tokenizer, "answers"), rules).render(
+        Conversation(turns, templated=True, line=1, tools=prompt.tools)
+    )
+    if not isinstance(rendered, Rendered):
+        return None
+    text = "".join(rendered.text[start:end] for start, end in rendered.spans)
+    return without_reasoning(without_special_tokens(speaker.tokenizer, text)) or None
