@@ -10,7 +10,7 @@ from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.format import SYSTEM_KEYS, Noted, Row, with_rules
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.tools import TOOL_KEYS, read_tools
-from rankzero.data.rows.formats.written_calls import with_calls_read
+from rankzero.data.rows.formats.written_calls import answers_without_calls, with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
 CHAT_FIELDS = frozenset({"id", "conversation_id", "images", "image", *SYSTEM_KEYS, *TOOL_KEYS})
@@ -138,6 +138,7 @@ def chat(
     if tools and not problems:
         messages, problems, more_rules = with_calls_read(messages, tools, line)
         rules = (*rules, *more_rules)
+    problems = problems or answers_without_calls(messages, line)
     if problems:
         return problems
     name = group = None

@@ -23,7 +23,7 @@ from rankzero.data.rows.formats.prompt_completion import chat_only
 from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import as_prompt, beside, turn_row, turn_rows
-from rankzero.data.rows.formats.written_calls import with_calls_read
+from rankzero.data.rows.formats.written_calls import answers_without_calls, with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
@@ -98,6 +98,7 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
     if whole.tools:
         worse, problems, more_rules = with_calls_read(worse, whole.tools, line)
         rules = tuple(dict.fromkeys((*rules, *more_rules)))
+    problems = problems or answers_without_calls((*whole.messages, *worse), line)
     return problems or with_rules(replace(whole, rejected=worse), rules)
 
 

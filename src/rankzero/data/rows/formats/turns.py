@@ -47,17 +47,13 @@ def read_messages(value: object, line: int, key: str, slots: Slots) -> tuple[tup
         return (), [RowProblem(line, f"empty `{key}`", f"`{key}` is empty", "remove the row")]
     turns: list[Message] = []
     problems: list[RowProblem] = []
-    linked = False
     for index, item in enumerate(value):
         turn = _read_message(item, line, f"{key}[{index}]", slots)
         if isinstance(turn, Message):
             turns.append(turn)
             continue
-        linked = True
         problems += turn.problems
         turns[:] = _with_call(turns, turn.turns[0]) if turn.is_call else [*turns, *turn.turns]
-    if linked and not problems:
-        problems = _unlinked(turns, line, key)
     return tuple(turns), problems
 
 
@@ -253,14 +249,3 @@ TURN_KEYS = frozenset({"role", "content", "from", "value", "tool_calls", *LOSS_K
 
 _READ = (TURN_KEYS - {"from", "value"}) | {"function_call"}
 _READ_OF_TOOL = _READ | {"name", "tool_call_id"}
-
-
-def _unlinked(turns: list[Message], line: int, key: str) -> list[RowProblem]:
-    """Tool turns that answer no call before them."""
-    made: set[Any] = set()
-    for turn in turns:
-        made.update(call.get("id") for call in turn.tool_calls)
-        if turn.tool_call_id is not None and turn.tool_call_id not in made:
-            what = f"a tool answers the call {turn.tool_call_id[:40]!r}, and none before it in `{key}` has this id"
-            return [RowProblem(line, "tool answer without its call", what, "the ids of call and answer are the same")]
-    return []

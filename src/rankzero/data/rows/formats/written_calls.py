@@ -10,6 +10,7 @@ import ast
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile, zip_longest
 from typing import Any
 
 import orjson
@@ -56,7 +57,31 @@ def with_calls_read(turns: Sequence[Message], tools: Iterable[Mapping[str, Any]]
         else:
             read += found
             rules[rule] = None
-    return tuple(read), problems, tuple(rules)
+    return _with_ids(read) if CALLS_READ in rules else tuple(read), problems, tuple(rules)
+
+
+def answers_without_calls(turns: Iterable[Message], line: int) -> list[RowProblem]:
+    """Tool turns that name a call, and none before them is it."""
+    made: set[Any] = set()
+    for turn in turns:
+        if turn.tool_calls:
+            made.update(call.get("id") for call in turn.tool_calls)
+        if turn.tool_call_id is not None and turn.tool_call_id not in made:
+            what = f"a tool answers the call {turn.tool_call_id[:40]!r}, and none before it has this id"
+            return [RowProblem(line, "tool answer without its call", what, "the ids of call and answer are the same")]
+    return []
+
+
+def _with_ids(turns: Sequence[Message]) -> tuple[Message, ...]:
+    """Calls that were text, of which those without ids have the ids that the answers behind them name, in order."""
+    found = []
+    for i, turn in enumerate(turns):
+        if turn.tool_calls and not any("id" in call for call in turn.tool_calls):
+            ids = [answer.tool_call_id for answer in takewhile(lambda later: later.role == "tool", turns[i + 1 :])]
+            calls = zip_longest(turn.tool_calls, ids[: len(turn.tool_calls)])
+            turn = replace(turn, tool_calls=tuple({"id": name, **call} if name else call for call, name in calls))
+        found.append(turn)
+    return tuple(found)
 
 
 def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message] | RowProblem | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
 
 from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats import Noted
 from rankzero.data.rows.formats.written_calls import with_calls_read
+from rankzero.data.rows.parse import ReadRow, read_row
 from rankzero.data.tokens.call_form import with_ids
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "look"}}]
@@ -78,3 +81,59 @@ def test_answers_have_the_ids_of_the_calls_whose_function_they_name() -> None:
             turns = with_ids([first, *answers, *later], "named")
             found = [turn.tool_call_id for turn in turns if turn.role == "tool"]
             assert found == [f"functions.{name}:{'fghk'.index(name)}" for name in (*named, "k")]
+
+
+def row_of(*turns: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "?"}, *turns], "tools": TOOLS, **more}).encode()
+
+
+def called(call: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
+
+
+def answered(name: str) -> dict[str, Any]:
+    return {"role": "tool", "content": "1", "tool_call_id": name}
+
+
+DONE = {"role": "assistant", "content": "It is 1."}
+
+
+@pytest.mark.parametrize("named", ['"id": "c1", ', ""])
+def test_answers_name_calls_that_are_text(named: str) -> None:
+    """Where the text has no ids, its calls are those that are answered, in order."""
+    first, second = (f'{{{named}"name": "look", "arguments": {{"at": {at}}}}}' for at in (1, 2))
+    second = second.replace("c1", "c2")
+    both = {"role": "assistant", "content": f"<tool_call>{first}</tool_call>\n<tool_call>{second}</tool_call>"}
+    found = read_row(row_of(both, answered("c1"), answered("c2"), DONE), 1, "auto")
+    assert isinstance(found, ReadRow)
+    (conversation,) = found.result.conversations if isinstance(found.result, Noted) else ()
+    calling, *answers = conversation.messages[1:4]
+    assert [call["id"] for call in calling.tool_calls] == [turn.tool_call_id for turn in answers] == ["c1", "c2"]
+
+
+def test_a_prompt_calls_and_its_completion_begins_with_the_answer() -> None:
+    prompt = [{"role": "user", "content": "?"}, called('{"id": "c1", "name": "look", "arguments": {}}')]
+    row = {"prompt": prompt, "completion": [answered("c1"), DONE], "tools": TOOLS}
+    assert isinstance(read_row(json.dumps(row).encode(), 1, "auto"), ReadRow)
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (called('{"id": "c1", "name": "look", "arguments": {}}'), answered("c2"), DONE),
+        (answered("c1"), called('{"id": "c1", "name": "look", "arguments": {}}'), DONE),
+        (called('{"name": "look", "arguments": {}}'), answered("c1"), answered("c2"), DONE),
+        (DONE, answered("c1"), DONE),
+    ],
+)
+def test_answers_without_their_calls_are_refused(turns: tuple[dict[str, Any], ...]) -> None:
+    found = read_row(row_of(*turns), 1, "auto")
+    assert isinstance(found, list) and [problem.reason for problem in found] == ["tool answer without its call"]
+
+
+def test_a_rejected_answer_is_looked_at_too() -> None:
+    call = called('{"id": "c1", "name": "look", "arguments": {}}')
+    for name, is_read in (("c1", True), ("c2", False)):
+        asked = {"role": "user", "content": "?"}
+        row = {"chosen": [asked, DONE], "rejected": [asked, call, answered(name), DONE], "tools": TOOLS}
+        assert isinstance(read_row(json.dumps(row).encode(), 1, "auto"), ReadRow) == is_read
