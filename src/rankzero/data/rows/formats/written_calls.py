@@ -23,6 +23,8 @@ from rankzero.data.rows.problems import RowProblem
 
 CALLS_READ = "tool calls in the text are read as calls"
 ANSWERS_READ = "answers of tools are taken out of their tags"
+NOT_CLOSED = "a tool call in the text that lacks its closing tag alone is read as a call"
+UNLISTED = "calls of tools that the row's own list of tools lacks are kept"
 TOOLS_TWICE = "what lists the row's tools in a system prompt is left out: chat templates list them"
 
 _CALL, _ANSWER, _TOOLS = "tool_call", "tool_response", "tools"
@@ -41,22 +43,25 @@ def with_calls_read(turns: Sequence[Message], tools: Iterable[Mapping[str, Any]]
     has_calls = any(turn.tool_calls for turn in turns)
     for i, turn in enumerate(turns):
         found: Sequence[Message] | RowProblem | None = None
-        rule = CALLS_READ
+        applied: tuple[str, ...] = ()
         if turn.image_offsets:
             pass
         elif turn.role == "assistant":
             found = None if has_calls else _calling(turn, names, line, i)
+            applied = (CALLS_READ, NOT_CLOSED) if _is_open(turn.answer) else (CALLS_READ,)
         elif turn.role in ("tool", "user"):
-            found, rule = _answering(turn), ANSWERS_READ
+            found, applied = _answering(turn), (ANSWERS_READ,)
         elif turn.role == "system" and (listed := _inside(turn.content, _TOOLS)):
-            found, rule = _listing(turn, names, listed, line), TOOLS_TWICE
+            found, applied = _listing(turn, names, listed, line), (TOOLS_TWICE,)
         if isinstance(found, RowProblem):
             problems.append(found)
         elif found is None:
             read.append(turn)
         else:
             read += found
-            rules[rule] = None
+            rules |= dict.fromkeys(applied)
+    if any(call["function"]["name"] not in names for turn in read for call in turn.tool_calls):
+        rules[UNLISTED] = None
     return _with_ids(read) if CALLS_READ in rules else tuple(read), problems, tuple(rules)
 
 
@@ -85,22 +90,26 @@ def _with_ids(turns: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message] | RowProblem | None:
-    """A turn that ends with calls in tags, or whose answer is calls of the row's tools as JSON."""
+    """A turn that ends with calls in tags, or whose answer is calls of the row's tools as JSON. The last call may lack
+    its closing tag, which is where some servers stop: behind other text it has to be one of the row's tools."""
     thought = turn.content[: len(turn.content) - len(turn.answer)]
     before, opened, rest = turn.answer.partition(f"<{_CALL}>")
     ends = turn.answer.rstrip().endswith(f"</{_CALL}>")
     begins = not before.strip() and rest.lstrip().startswith(("{", "["))  # and may have been cut off
-    if opened and (ends or begins):
-        written = _inside(opened + rest, _CALL, alone=True)
+    is_open = _is_open(turn.answer)
+    if opened and (ends or begins or is_open):
+        written = _inside(f"{opened}{rest}</{_CALL}>" if is_open else opened + rest, _CALL, alone=True)
         values = [_value(text) for text in written]
         calls, problems = read_calls(values, line, f"turn {i + 1}") if written and None not in values else ((), [])
-        if (problems or not calls) and turn.train is False:
-            return None
-        if problems or not calls:
+        known = all(call["function"]["name"] in names for call in calls)
+        if calls and not problems and (ends or begins or known):
+            return [replace(turn, content=f"{thought}{before}".rstrip(), tool_calls=calls)]
+        if ends or begins:
+            if turn.train is False:
+                return None
             what = f"turn {i + 1} has a tool call as text that cannot be read: {(opened + rest)[:60]!r}"
             hint = "write it as `tool_calls`, or remove the row's tools to train its text as it stands"
             return RowProblem(line, "tool call as text", what, hint)
-        return [replace(turn, content=f"{thought}{before}".rstrip(), tool_calls=calls)]
     answer = turn.answer.strip()
     if not answer.startswith(("{", "[")):
         return None
@@ -114,6 +123,11 @@ def _calling(turn: Message, names: set[str], line: int, i: int) -> list[Message]
     value = read_text(answer)
     calls, problems = read_calls(value if isinstance(value, list) else [value], line, f"turn {i + 1}")
     return problems[0] if problems else [replace(turn, content=thought.rstrip(), tool_calls=calls)]
+
+
+def _is_open(answer: str) -> bool:
+    """Whether the last tag that begins a call is not closed; in an answer in JSON it is an argument's."""
+    return not answer.lstrip().startswith(("{", "[")) and answer.rfind(f"<{_CALL}>") > answer.rfind(f"</{_CALL}>")
 
 
 def _answering(turn: Message) -> list[Message] | None:

@@ -10,7 +10,7 @@ import pytest
 
 from rankzero.data.rows.conversation import Message
 from rankzero.data.rows.formats import Noted
-from rankzero.data.rows.formats.written_calls import with_calls_read
+from rankzero.data.rows.formats.written_calls import CALLS_READ, NOT_CLOSED, UNLISTED, with_calls_read
 from rankzero.data.rows.parse import ReadRow, read_row
 from rankzero.data.tokens.call_form import with_ids
 
@@ -51,6 +51,48 @@ def test_a_row_that_has_calls_as_such_has_none_as_text() -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     turns = [Message("assistant", "", tool_calls=(call,)), Message("assistant", f"I wrote {CALL}")]
     assert read(*turns) == (turns, [])
+
+
+OPEN = CALL.removesuffix("\n</tool_call>")
+"""As a stop token leaves it, which is no part of the text."""
+
+
+def rules_of(*turns: Message) -> tuple[str, ...]:
+    return with_calls_read(turns, TOOLS, 1)[2]
+
+
+@pytest.mark.parametrize("before", ["", "Let me see.\n", "<think>Where?</think>\n", f"{CALL}\n"])
+def test_a_call_whose_closing_tag_is_missing_is_read_and_counted(before: str) -> None:
+    (turn,), problems = read(Message("assistant", before + OPEN))
+    whole, _ = read(Message("assistant", before + CALL))
+    assert not problems and [turn] == whole
+    assert rules_of(Message("assistant", before + OPEN)) == (CALLS_READ, NOT_CLOSED)
+    assert rules_of(Message("assistant", before + CALL)) == (CALLS_READ,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"As in {OPEN}, you see.",
+        'It writes <tool_call>{"name": "other", "arguments": {}}',
+        f"Tags are <tool_call> and </tool_call>. {CALL} {CALL} <tool_call> is the first.",
+    ],
+)
+def test_open_tags_in_what_only_speaks_of_calls(text: str) -> None:
+    turn = Message("assistant", text)
+    assert read(turn) == ([turn], [])
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_calls_of_tools_that_the_row_does_not_list_are_counted(is_text: bool) -> None:
+    function = {"name": "other", "arguments": {"at": 1}}
+    turn = Message("assistant", CALL.replace("look", "other"))
+    if not is_text:
+        turn = Message("assistant", "", tool_calls=({"type": "function", "function": function},))
+    (found,), problems = read(turn)
+    assert not problems and found.tool_calls[0]["function"] == function
+    assert rules_of(turn)[-1] == UNLISTED
+    assert UNLISTED not in rules_of(Message("assistant", CALL))
 
 
 @pytest.mark.parametrize("cut", ['<tool_call>{"name": "look"', f"{CALL}\nDone."])
