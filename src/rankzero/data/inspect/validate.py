@@ -31,7 +31,7 @@ from rankzero.data.rows.problems import KEPT, ProblemLog, RowProblem
 from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:  # `rankzero data check` starts without what it may not need
-    from rankzero.data.cache.job import Job
+    from rankzero.data.cache.job import Job, OnProblems
     from rankzero.data.images.check import ImageReport
     from rankzero.data.inspect.together import SeenRows, Together
     from rankzero.data.inspect.token_counts import Tokens
@@ -95,9 +95,10 @@ class _Check:
         self._counts = Counts()
         self._digests = DigestLog()
         self._samples: list[Sample] = []
-        self._images: dict[Path, dict[str, list[tuple[int, int]]]] = {}
-        self._late: dict[int, list[RowProblem]] = {}
-        """By file: problems of rows that are found when the rows themselves are gone."""
+        self._images: dict[Path, dict[str, list[tuple[int, int, int]]]] = {}
+        """By root and path: the rows that have an image, each by its file, its chunk there, and its line."""
+        self._late: dict[int, dict[int, list[RowProblem]]] = {}
+        """By file and chunk: problems of rows that are found when the rows themselves are gone."""
         self._spread: set[str] = set()
         self._seen: dict[bool, SeenRows] = {}
         """Rows that are kept, by whether they are to be evaluated on."""
@@ -182,12 +183,12 @@ class _Check:
             bad = {problem.line for problem in problems}
             self._spread.add(path)
             self._log.add(origin(path), problems)
-            self._late.setdefault(index_of[path], []).extend(problems)
+            self._late.setdefault(index_of[path], {}).setdefault(0, []).extend(problems)
             self._counts.add(Counts(rows=len(bad), bad=len(bad)))
             rows[index_of[path]] += len(bad)
 
         def tasks() -> Iterator[_Task]:
-            for chunk in chain.from_iterable(map(apart, job.chunks(on_problems))):
+            for chunk in _chunks(job, on_problems):
                 spec = job.spec_of(chunk.source)
                 yield _Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
 
@@ -198,6 +199,7 @@ class _Check:
             self._options.samples > 0,
             self._options.together is not None,
         )
+        chunks_of: Counter[int] = Counter()
         for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.work, self._workers)):
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
@@ -211,7 +213,8 @@ class _Check:
                 quarantine.add(path, chunk.bad_lines, chunk.problems)
             for root, image, line in chunk.images:
                 known = self._images.setdefault(Path(root), {})
-                known.setdefault(image, []).append((chunk.source, line))
+                known.setdefault(image, []).append((chunk.source, chunks_of[chunk.source], line))
+            chunks_of[chunk.source] += 1
             for row in chunk.samples[: self._options.samples - len(self._samples)]:
                 self._samples.append(Sample(path, row, job.image_root(chunk.source)))
             progress(chunk.length)
@@ -234,9 +237,9 @@ class _Check:
             for image, problem in found.problems.items():
                 report.problems.setdefault(image, problem)
                 reason = problem.reason if "image" in problem.reason else f"image: {problem.reason}"
-                for index, line in images[image]:
+                for index, number, line in images[image]:
                     row = RowProblem(line, reason, f"image {image[:200]!r}: {problem.what}", problem.hint)
-                    self._late.setdefault(index, []).append(row)
+                    self._late.setdefault(index, {}).setdefault(number, []).append(row)
         self._note_late(job)
         return report
 
@@ -245,20 +248,33 @@ class _Check:
         for index in sorted(self._late):
             if job.paths[index] in self._spread:
                 continue
-            problems = sorted(self._late[index], key=lambda problem: problem.line)
-            self._late[index] = problems
-            bad = len({problem.line for problem in problems})
-            self._log.add(origin(job.paths[index]), problems)
-            self._counts.add(Counts(readable=-bad, bad=bad))
+            for _, found in sorted(self._late[index].items()):
+                found.sort(key=lambda problem: problem.line)
+                bad = len({problem.line for problem in found})
+                self._log.add(origin(job.paths[index]), found)
+                self._counts.add(Counts(readable=-bad, bad=bad))
 
     def _set_aside(self, job: Job, quarantine: Quarantine) -> None:
         """Read the rows again whose problems came late."""
-        for index, problems in sorted(self._late.items()):
-            wanted = {problem.line for problem in problems}
-            header = job.spec_of(index).header
-            for chunk in read_chunks(job.paths[index], index, header=header) if wanted else ():
-                rows = [(number, line) for number, line in lines(chunk) if number in wanted]
-                quarantine.add(job.paths[index], rows, problems)
+        for index in sorted(self._late):
+            if job.paths[index] in self._spread:
+                problems = self._late.pop(index)[0]
+                wanted = {problem.line for problem in problems}
+                header = job.spec_of(index).header
+                for chunk in read_chunks(job.paths[index], index, header=header):
+                    rows = [(number, line) for number, line in lines(chunk) if number in wanted]
+                    quarantine.add(job.paths[index], rows, problems)
+        chunks_of: Counter[int] = Counter()
+        for chunk in _chunks(job, lambda _path, _problems: None) if self._late else ():
+            problems = self._late.get(chunk.source, {}).get(chunks_of[chunk.source], [])
+            chunks_of[chunk.source] += 1
+            if problems:
+                quarantine.add(job.paths[chunk.source], lines(chunk), problems)
+
+
+def _chunks(job: Job, on_problems: OnProblems) -> Iterator[Chunk]:
+    """All rows, in chunks in which a line stands for one row; each time the same."""
+    return chain.from_iterable(map(apart, job.chunks(on_problems)))
 
 
 @dataclass(frozen=True, slots=True)

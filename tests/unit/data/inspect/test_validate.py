@@ -280,6 +280,18 @@ class TestImages:
         assert report.images.sources["gqa"] == {"no such image": 1}
         assert json.loads(json.dumps(report.as_json()))["decoded_images"]["checked"] == 4
 
+    @pytest.mark.parametrize("sample", [None, 6])
+    def test_rows_with_bad_images_on_one_line(self, folder: Path, sample: int | None) -> None:
+        good, bad, gone = (self.row(f"coco/{name}.png") for name in ("good", "half", "none"))
+        rows = [b"[", GOOD + b",", b", ".join([good, bad, gone, bad]) + b",", good, b"]"]
+        path = write(folder / "img" / "f.json", *rows)
+        aside = folder / "bad.jsonl"
+        source = SourceSpec(path=path, sample=sample)
+        report = check([source], CheckOptions(images=True, quarantine=aside))
+        assert (report.counts.rows, report.counts.readable, report.counts.bad) == (6, 3, 3)
+        assert report.log.reasons == {"damaged image": 2, "no such image": 1}
+        assert aside.read_bytes().splitlines() == [bad, gone, bad] and report.quarantined == 3
+
     def test_roots_of_their_own(self, folder: Path) -> None:
         path = write(folder / "f.jsonl", self.row("coco/good.png"))
         assert looked(path, images=True).log.reasons == {"no such image": 1}
