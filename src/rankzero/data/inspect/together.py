@@ -53,7 +53,7 @@ class SeenRows:
         return len(self.lines)
 
     def add_rows(self, file: int, rows: Sequence[Conversation]) -> None:
-        """Those of a chunk."""
+        """Those of a chunk. Their images are told apart by name: what they hold, only tokenising reads."""
         for row in rows:
             ties = ties_of(file, row, row.images)
             self.files.append(file)

@@ -204,6 +204,7 @@ def test_images_that_rows_bring_are_found_where_the_cache_is_now(
     monkeypatch.setenv("RANKZERO_CACHE", str(place.cache))
     moved = place.tokenise(row)
     assert moved.directory == place.cache / "tokenized" / first.directory.name
+    assert moved.fingerprint == first.fingerprint
     assert all(Path(image).is_file() and tmp_path / "moved" in Path(image).parents for image in moved.images(0))
 
 
