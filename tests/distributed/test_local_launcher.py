@@ -59,7 +59,7 @@ def long_spec(tmp_path: Path, tiny: Path) -> RunSpec:
     return small_spec(tmp_path, tiny, train__num_train_epochs=200, checkpoint__every=5, eval__every=400)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_stops_all_ranks_after_the_same_step(number: int, tmp_path: Path, tiny: Path) -> None:
     spec = long_spec(tmp_path, tiny)
     process = start(spec, tmp_path)
@@ -121,6 +121,7 @@ def test_two_processes_stop_and_resume_bit_exactly(tmp_path: Path, tiny: Path) -
         assert (run_root(spec) / name).read_bytes() == (run_root(whole) / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_torchrun_of_the_user(tmp_path: Path, tiny: Path) -> None:
     """Workers under a launcher that is not ours find their place by RANK and WORLD_SIZE."""
     spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)

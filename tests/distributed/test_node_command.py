@@ -70,7 +70,7 @@ def test_two_nodes_train_as_one_process(tmp_path: Path, tiny: Path, pods: MakePo
     assert run.said(0)["checkpoint"] == 60
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_node_is_replaced_and_the_other_waits_in_place(
     lost: int, tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]
 ) -> None:
@@ -128,6 +128,7 @@ def test_stopped_while_its_processes_start(tmp_path: Path, tiny: Path, pods: Mak
     assert run.said(0)["outcome"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_stop_flag_ends_all_nodes(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec)
@@ -243,6 +244,7 @@ def test_retryable_codes_are_raised_where_the_platform_wants_it(tmp_path: Path, 
     assert run.said(1)["exit_code"] == 69
 
 
+@pytest.mark.slow
 def test_fewer_nodes_where_fewer_are_enough(tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec, num_nodes=2, min_nodes=1)

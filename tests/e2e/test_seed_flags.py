@@ -144,7 +144,10 @@ TORCHRUN = {
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", TORCHRUN)
+@pytest.mark.parametrize(
+    "name",
+    [name if world == 2 else pytest.param(name, marks=pytest.mark.slow) for name, (_, world, _) in TORCHRUN.items()],
+)
 def test_under_torchrun(name: str, places: dict[str, str], tmp_path: Path) -> None:
     line, world_size, global_batch = TORCHRUN[name]
     process = start(line, places, tmp_path, free_port())

@@ -378,6 +378,7 @@ def test_gpu_tests_go_on_where_an_earlier_piece_has_stopped(tmp_path: Path, monk
     assert "- failed: `" in told and "- skipped: needs nothing (1)" in told
 
 
+@pytest.mark.slow
 def test_one_pair_of_tiny_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole benchmark of one cell on a CPU: a model is made, rankzero and a peer train on it, a table comes out."""
     pytest.importorskip("accelerate")

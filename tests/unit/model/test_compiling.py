@@ -75,7 +75,7 @@ print(json.dumps({"losses": found, "hits": hits, "misses": misses, "saved": save
 
 
 @needs_compiler
-@pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_losses_and_names_stay_and_a_second_process_does_not_compile_again(tmp_path: Path) -> None:
     """On another machine, as far as torch's own cache goes: that one is empty each time, ours is kept."""
     runs = []

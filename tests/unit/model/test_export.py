@@ -313,7 +313,10 @@ def assert_says_the_same(model: Any, ids: list[int], said: list[dict[int, float]
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize(("name", "types"), [("llama", ("f32", "q8_0")), ("qwen2", ("f32",)), ("qwen3", ("f32",))])
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [("llama", ("f32", "q8_0")), pytest.param("qwen2", ("f32",), marks=pytest.mark.slow), ("qwen3", ("f32",))],
+)
 def test_llama_cpp_says_what_the_result_says(
     name: str, types: tuple[str, ...], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

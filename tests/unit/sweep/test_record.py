@@ -29,7 +29,14 @@ def history(sweep: Sweep, file: Path, *, reopened: bool) -> list[Trial]:
     return record.trials
 
 
-@pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "hyperband"), ("random", "median"), ("cmaes", "none")])
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [
+        pytest.param("tpe", "hyperband", marks=pytest.mark.slow),
+        ("random", "median"),
+        pytest.param("cmaes", "none", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_is_tried_however_often_it_was_started(tmp_path: Path, sampler: str, pruner: str) -> None:
     sweep = sweep_of(tmp_path, sampler=sampler, pruner=pruner, trials=12 if sampler == "tpe" else 8)
     one, often = (history(sweep, tmp_path / f"{name}.db", reopened=name == "often") for name in ("one", "often"))
