@@ -123,7 +123,7 @@ def run(
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, run_dir, ledger)
-        meta |= {"layout": layout_of(session, spec, environment)}
+        meta |= {"layout": layout_of(session, spec, environment), "stop_ids": session.stop_ids}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
         sender.start(anew=meta if saved is None else None)

@@ -85,17 +85,22 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
     model = load_model(source, spec, config, dtype, device=device)
     if result.adapter is not None:
         model = load_adapter(model, result.adapter)
-        stop_as_taught(model, result.adapter)
+        stop_as_taught(model, result.adapter, result.stop_ids)
     if spec.quantization == "none":
         model.to(device)
     model.eval()
     return Speaker(model, tokenizer, vision, result.chat_template_kwargs)
 
 
-def stop_as_taught(model: Any, adapter: Path) -> None:
-    """Let a base with an adapter stop at the tokens that were written beside the adapter. Raises ConfigError."""
+def stop_as_taught(model: Any, adapter: Path, stop_ids: Sequence[int]) -> None:
+    """Let a base with an adapter stop at the tokens that were written beside the adapter, or at `stop_ids`, where its
+    checkpoint says them. Raises ConfigError."""
     file = adapter / GENERATION_CONFIG_NAME
-    if not file.is_file() or (generation := getattr(model, "generation_config", None)) is None:
+    if (generation := getattr(model, "generation_config", None)) is None:
+        return
+    if stop_ids:
+        generation.eos_token_id = list(stop_ids)
+    if not file.is_file():
         return
     try:
         ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")

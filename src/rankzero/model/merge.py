@@ -117,6 +117,8 @@ class OfRun:
     """Token ids of its data, which the proof asks about."""
     rendering: Rendering | None = None
     """Of a checkpoint: what is written beside the model is then what the run would write beside a result."""
+    stop_ids: Sequence[int] = ()
+    """Of a checkpoint: the tokens that answers end with, as it says."""
 
 
 _NO_RUN = OfRun()
@@ -183,6 +185,8 @@ def merge(
                 _write_companions(plain, adapted, staged)
                 places = (staged, *places)
             _copy_companions(places, staged, code=spec.trust_remote_code)
+            if of_run.stop_ids:
+                name_stop_ids(staged, sorted({*stop_token_ids(plain, adapted.tokenizer), *of_run.stop_ids}))
         head = None if adapted.head is None else ClassHead(None, adapted.head.pad_token_id)
         del model, plain, adapted
         gc.collect()

@@ -61,6 +61,9 @@ class Result:
     """Whether the tokenizer was saved with the weights, with the chat template that they were trained with."""
     trained_on: TrainedOn | None = None
     """What the weights of `model` were, where it is a base, when the run was trained; None: nothing says it."""
+    stop_ids: tuple[int, ...] = ()
+    """Of a checkpoint: the tokens that answers end with, the one that was taught among them; () where it does not say.
+    A result has them in its generation config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Adapter:
     """What the weights of its base were; None: nothing says it."""
     base_is_given: bool = False
     """Whether somebody named the base, wherever the adapter was trained."""
+    stop_ids: tuple[int, ...] = ()
+    """As `Result.stop_ids`."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -144,12 +149,19 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     if of_run is None:
         named = {"name": base} if base else _base_of(path, f"give --model, or {_WRITE_BASE}")
         model = ModelSpec.model_validate(named)
-        return Adapter(path, model, _labels(path), trained_on=_trained_on(path), base_is_given=base is not None)
+        return Adapter(
+            path,
+            model,
+            _labels(path),
+            trained_on=_trained_on(path),
+            base_is_given=base is not None,
+            stop_ids=_stop_ids(path),
+        )
     spec = spec_of(of_run)
     changed = {} if base is None else {"name": base, "revision": None, "local_dir": None, "tokenizer_dir": None}
     model, labels = spec.model.model_copy(update=changed), _labels(path) or spec.data.labels
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
-    return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None)
+    return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None, _stop_ids(path))
 
 
 def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
@@ -322,6 +334,7 @@ def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:
         changed=verify_result(weights),
         chat_template=_rendering(run, spec).chat_template,
         trained_on=_trained_on(weights),
+        stop_ids=_stop_ids(weights),
     )
 
 
@@ -385,6 +398,7 @@ def _of_adapter(directory: Path) -> Result:
         chat_template_kwargs=_template_kwargs(directory),
         own_tokenizer=own,
         trained_on=_trained_on(directory),
+        stop_ids=_stop_ids(directory),
     )
 
 
@@ -432,8 +446,19 @@ def _labels(directory: Path) -> tuple[str, ...] | None:
 def _trained_on(directory: Path) -> TrainedOn | None:
     """Which base a result, or a checkpoint's weights, were trained on; None where the manifest does not say it, as of
     results of before it did."""
-    about = _words((directory.parent if directory.name == WEIGHTS else directory) / MANIFEST)
+    about = _about(directory)
     fingerprint, spec = about.get("model"), about.get("spec")
     if not isinstance(fingerprint, str) or not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         return None
     return TrainedOn(fingerprint, bool(spec["model"].get("trust_remote_code")))
+
+
+def _stop_ids(directory: Path) -> tuple[int, ...]:
+    """The tokens that answers end with, by a checkpoint's manifest; () where it does not say them."""
+    found = _about(directory).get("stop_ids")
+    return tuple(number for number in found if isinstance(number, int)) if isinstance(found, list) else ()
+
+
+def _about(weights: Path) -> dict[str, Any]:
+    """The manifest of the result, or of the checkpoint, that has these weights; {} where there is none."""
+    return _words((weights.parent if weights.name == WEIGHTS else weights) / MANIFEST)
