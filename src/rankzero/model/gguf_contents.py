@@ -39,6 +39,8 @@ _SAME_AS: dict[str, tuple[str, ...]] = {
 """llama.cpp's keys and what configs call the same: a file may say them where the config has that value anyway."""
 _ARCHITECTURES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
 """What transformers' table of keys calls an architecture where it is not llama.cpp's name."""
+_ANY_LENGTH = frozenset({"bloom"})
+"""Models that tell places by distances: how long a text they were trained on is nothing that they compute with."""
 
 _SCALING = "rope.scaling."
 _YARN = {
@@ -76,6 +78,8 @@ def complete_config(file: Path, model: Any, *, hint: str) -> Any:
         raise ConfigError(what, where=str(file), hint=hint)
     if scaling:
         _of_positions(config).update(scaling)
+    if config.model_type in _ANY_LENGTH and "context_length" in own:
+        config.seq_length = own["context_length"]  # which llama.cpp's converter reads there
     return config
 
 
@@ -121,13 +125,23 @@ def _is_taken(key: str, value: Any, config: Any, read: set[str]) -> bool:
     if key == "rope.dimension_count" and rope:
         share = _of_positions(config).get("partial_rotary_factor", 1.0)
         return _same(value, int(_head_dim(config) * share))
+    if key == "context_length" and config.model_type in _ANY_LENGTH:
+        return True
     said = [getattr(config, name) for name in _SAME_AS.get(key, ()) if getattr(config, name, None) is not None]
-    if key in ("attention.key_length", "attention.value_length"):
-        said = said or [_head_dim(config)]
+    said = said or _implied(key, config)
     if said and key not in read:
         return _same(value, said[0])
     off = key != "attention.causal" and not isinstance(value, list) and not value
     return key in read or off or (key == "attention.causal" and value is True)
+
+
+def _implied(key: str, config: Any) -> list[Any]:
+    """What a model does where its config has no word for a key: the value, or []."""
+    if key in ("attention.key_length", "attention.value_length"):
+        return [_head_dim(config)]
+    if key == "attention.head_count_kv":
+        return [config.num_attention_heads]
+    return [4 * config.hidden_size] if key == "feed_forward_length" and config.model_type == "bloom" else []
 
 
 def _head_dim(config: Any) -> int:

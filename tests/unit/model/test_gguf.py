@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,18 @@ def write_gguf(
     adds = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}
     for key, value in says.items():
         adds[type(value)](f"llama.{key}", value)
+    for name, tensor in model.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        if holds(name):
+            writer.add_tensor(f"{names[module]}.{kind}", tensor.numpy())
+    for name, tensor in beside.items():
+        writer.add_tensor(name, tensor.numpy())
+    finish_gguf(writer, tokenizer)
+    return model
+
+
+def finish_gguf(writer: Any, tokenizer: Any) -> None:
+    """Add the tokenizer, and write the file."""
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
@@ -77,17 +90,10 @@ def write_gguf(
     writer.add_token_types([3 if token in added else 1 for token in tokens])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_eos_token_id(tokenizer.eos_token_id)
-    for name, tensor in model.state_dict().items():
-        module, _, kind = name.rpartition(".")
-        if holds(name):
-            writer.add_tensor(f"{names[module]}.{kind}", tensor.numpy())
-    for name, tensor in beside.items():
-        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return model
 
 
 def test_a_link_as_the_hub_s_cache_has_it(tmp_path: Path) -> None:
@@ -218,3 +224,62 @@ def test_nothing_that_a_file_says_is_lost_in_silence(
         with pytest.raises(ConfigError, match="would be lost") as caught:
             gguf_as_safetensors(file)
     assert named in str(caught.value) and "safetensors files" in caught.value.problems[0].hint
+
+
+OF_BLOOM = {
+    "transformer.word_embeddings": "token_embd",
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
+    "transformer.ln_f": "output_norm",
+    "input_layernorm": "attn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+
+
+def write_bloom(path: Path, *, says: Mapping[str, int] = MappingProxyType({})) -> torch.nn.Module:
+    """A tiny Bloom as llama.cpp's converter writes it, which `says` other values. Returns the model."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    tokenizer = tiny_tokenizer(chat_template=None)
+    torch.manual_seed(0)
+    model = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS))
+    writer = gguf.GGUFWriter(str(path), "bloom")
+    implied = {"context_length": 2048, "feed_forward_length": 4 * WIDTH, "attention.head_count_kv": HEADS}
+    own = {"embedding_length": WIDTH, "block_count": LAYERS, "attention.head_count": HEADS, **implied, **says}
+    for key, value in own.items():
+        writer.add_uint32(f"bloom.{key}", value)
+    writer.add_layer_norm_eps(1e-5)
+    for name, tensor in model.state_dict().items():
+        module, _, kind = name.removeprefix("transformer.h.").rpartition(".")
+        layer, _, of_layer = module.partition(".")
+        if module == "lm_head":  # its embeddings
+            continue
+        if "query_key_value" in name:  # of each head, there; of all heads, here
+            with torch.no_grad():
+                tensor.normal_()
+            tensor = tensor.unflatten(0, (HEADS, 3, -1)).transpose(0, 1).flatten(0, 2)
+        where = f"blk.{layer}.{OF_BLOOM[of_layer]}" if layer.isdigit() else OF_BLOOM[module]
+        writer.add_tensor(f"{where}.{kind}", tensor.contiguous().numpy())
+    finish_gguf(writer, tokenizer)
+    return model.eval()
+
+
+def test_a_bloom_says_what_its_architecture_implies(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = write_bloom(tmp_path / "x.gguf")
+    read = AutoModelForCausalLM.from_pretrained(gguf_as_safetensors(tmp_path / "x.gguf")).eval()
+    ids = torch.tensor([[5, 9, 17, 33, 21]])
+    torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    assert read.config.seq_length == 2048
+
+
+@pytest.mark.parametrize("says", [{"feed_forward_length": 2 * WIDTH}, {"attention.head_count_kv": 1}])
+def test_another_bloom_than_its_architecture_implies_is_refused(says: dict[str, int], tmp_path: Path) -> None:
+    write_bloom(tmp_path / "x.gguf", says=says)
+    ((key, value),) = says.items()
+    with pytest.raises(ConfigError, match=f"would be lost: bloom.{key} = {value}"):
+        gguf_as_safetensors(tmp_path / "x.gguf")
