@@ -17,9 +17,13 @@ from rankzero.engine.metrics import all_measures, step_of
 from rankzero.engine.resume import check_same_run, how_it_continues, makes_incomparable, moved, moves_rows
 from rankzero.engine.setup import Session
 from rankzero.engine.train import is_over
-from rankzero.run_dir.atomic import put_back_displaced
+from rankzero.errors import RankzeroError
+from rankzero.run_dir.atomic import put_back_displaced, write_text
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
+from rankzero.run_dir.setting import newest_manifest
+from rankzero.spec.diff import is_same_setting
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import rows_taken
@@ -63,6 +67,22 @@ def set_aside(run_dir: RunDir, found: Found) -> None:
         run_dir.set_link("last", found.newest["step"])
     elif found.damaged:
         logger.warning("[STEP] no checkpoint is intact: the run begins again")
+
+
+def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
+    """Begin anew what counts starts, where those were of another setting that had the directory and saved nothing in
+    it. Files are emptied, not removed: copies in object stores follow."""
+    if not run_dir.spec.is_file() or newest_manifest(run_dir) is not None:
+        return
+    try:
+        if is_same_setting(spec_of(run_dir.root), spec):
+            return
+    except RankzeroError:  # of a version whose specs this one does not read: another setting, whatever it is
+        pass
+    for path in (run_dir.starts, run_dir.restarts):
+        if path.is_file():
+            write_text(path, "")
+            logger.info("[STEP] %s was of other settings, and begins anew", path.name)
 
 
 def finished_before(

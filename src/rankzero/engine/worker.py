@@ -16,7 +16,14 @@ import torch
 from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.engine.checkpoint import Position
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
-from rankzero.engine.continuing import find_checkpoint, finished_before, restore, set_aside, what_is_next
+from rankzero.engine.continuing import (
+    find_checkpoint,
+    finished_before,
+    forget_other_starts,
+    restore,
+    set_aside,
+    what_is_next,
+)
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
     World,
@@ -242,6 +249,7 @@ def claim_directory(
             logger.warning("[STEP] a directory stood where a link belongs; it is now %s, delete it when you like", path)
         run_dir.stop_flag.unlink(missing_ok=True)
         run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
+        forget_other_starts(run_dir, spec)
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
         parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows yet

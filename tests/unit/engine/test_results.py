@@ -23,6 +23,7 @@ from rankzero.engine import samples as engine_samples
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
+from rankzero.engine.hooks import Hooks
 from rankzero.errors import StoppedError, StorageError
 from rankzero.model.generate import Reply
 from rankzero.run_dir.atomic import read_manifest
@@ -191,6 +192,27 @@ def test_a_copy_that_fails_keeps_no_other_rank_waiting(
     with pytest.raises(StorageError):
         run_here(spec, report_json=str(tmp_path))
     assert told[-1]["steps"] == 1
+
+
+def test_starts_are_counted_of_one_run_alone(tmp_path: Path, tiny: Path) -> None:
+    """A directory without a checkpoint is nobody's: another spec takes it, and none of what it counts."""
+    spec = small_spec(tmp_path, tiny, train__max_steps=2, checkpoint__every=100)
+    root = run_root(spec)
+
+    def fails(step: int) -> None:
+        raise OSError("the first step is never made")
+
+    for tracking in (spec.tracking, spec.tracking.model_copy(update={"tensorboard": True})):
+        with pytest.raises(OSError, match="never made"):
+            run_here(spec.model_copy(update={"tracking": tracking}), hooks=Hooks(step_begins=fails))
+    again = {"time": "2026-01-01T00:00:00+00:00", "restart": 1, "from_step": None, "exit_code": 70, "what": "it failed"}
+    (root / "restarts.jsonl").write_text(json.dumps(again) + "\n")
+    assert len(read_starts(root / "starts.jsonl")) == 2, "settings that change nothing of the steps are the same run's"
+    other = spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": 0.5})})
+    run_here(other)
+    assert [start.ended for start in read_starts(root / "starts.jsonl")] == ["finished"]
+    assert json.loads((root / "goodput.json").read_text())["starts"] == 1
+    assert (root / "restarts.jsonl").read_text() == ""
 
 
 def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:
