@@ -13,7 +13,7 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, broadcast_object
 from rankzero.engine.finish import copy_report, finished_report
 from rankzero.engine.goodput import Ledger
-from rankzero.engine.metrics import all_measures, step_of
+from rankzero.engine.metrics import all_measures, step_of, without_nan
 from rankzero.engine.resume import check_same_run, how_it_continues, makes_incomparable, moved, moves_rows
 from rankzero.engine.setup import Session
 from rankzero.engine.train import is_over
@@ -126,6 +126,8 @@ def restore(
     logger.info("[STEP] %s", how)
     if moves_rows(accepted) and not session.train.waits:
         say_what_is_left_out(position, session, spec)
+    if position.eval_first is not None and position.eval_first_step is None:
+        position = with_first_evaluation_s_step(position, run_dir, world)
     changed = makes_incomparable(accepted)
     if changed and (position.eval_last or position.eval_first):
         words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
@@ -150,6 +152,17 @@ def say_what_is_left_out(position: Position, session: Session, spec: RunSpec) ->
     words = "[DATA] step %d has had %s, and is behind %s with the new settings: %s; another name trains from the start"
     have, had = counted(position.rows, "row"), counted(by_now, "row")
     logger.warning(words, position.step, have, had, ", and ".join([*what, *["no step is left"] * over]))
+
+
+def with_first_evaluation_s_step(position: Position, run_dir: RunDir, world: World) -> Position:
+    """The position of a checkpoint by a version that did not save of which step the first evaluation is: the only one
+    in metrics.jsonl that measured the same. A collective."""
+    if world.is_main:
+        first = without_nan(dict(position.eval_first or {}))
+        same = [step for step, found in all_measures(run_dir.metrics).items() if without_nan(found) == first]
+        position = replace(position, eval_first_step=same[0] if len(same) == 1 else None)
+    known: Position = broadcast_object(position)
+    return known
 
 
 def best_by_another_metric(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:
