@@ -16,6 +16,7 @@ from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.training_data import parts_of
 from rankzero.data.read.hashing import file_digest
+from rankzero.data.tokens.surroundings import surroundings
 from rankzero.engine.checkpoint import Position, evaluation_of
 from rankzero.engine.inputs import Inputs
 from rankzero.machine import cache_root
@@ -56,6 +57,7 @@ def result_card(
         served_apart=lora is not None and served_apart(adapter),
         labels=inputs.labels,
         is_chat=inputs.tokenizer.chat_template is not None,
+        ends_of_text=len(surroundings(inputs.tokenizer.backend_tokenizer).after),
         revision=model.revision,
         chat_template_kwargs=spec.data.chat_template_kwargs,
         datasets=_hub_data(spec),

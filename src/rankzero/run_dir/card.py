@@ -91,6 +91,8 @@ class Card:
     is_chat: bool = False
     revision: str | None = None
     """Of a base on the Hub."""
+    ends_of_text: int = 0
+    """How many tokens the tokenizer itself puts behind a text."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template was given besides the turns; whoever asks the result gives it the same."""
     datasets: tuple[str, ...] = ()
@@ -239,6 +241,7 @@ def _load(card: Card) -> list[str]:
         is_chat=card.is_chat,
         revision=revision,
         template_kwargs=card.chat_template_kwargs,
+        ends_of_text=card.ends_of_text,
     )
     rank = card.rank if card.served_apart else None
     lines = commands(

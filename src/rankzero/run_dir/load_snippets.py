@@ -29,11 +29,14 @@ _CHAT = """\
 chat = [{{"role": "user", "content": "What is the capital of Peru?"}}]
 inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True{more})"""
 _TEXT = 'inputs = tokenizer("The capital of Peru is", return_tensors="pt")'
+_UNENDED = (
+    "inputs = {{name: value[:, :-{count}] for name, value in inputs.items()}}  # the text goes on: no end behind it"
+)
 _PICTURE = """\
 image = Image.new("RGB", (224, 224), "teal")  # yours
 chat = [{{"role": "user", "content": [{{"type": "image"}}, {{"type": "text", "text": "What is this?"}}]}}]
 text = processor.apply_chat_template(chat, add_generation_prompt=True{more})
-inputs = processor(text=[text], images=[image], return_tensors="pt")"""
+inputs = processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")"""
 _WRITE = """\
 reply = model.generate(**inputs, max_new_tokens=64)
 print({reader}.decode(reply[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
@@ -52,12 +55,16 @@ def python(
     is_chat: bool,
     revision: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    ends_of_text: int = 0,
 ) -> str:
     """A script that loads a result from the directory that it is run in, and asks it something. `revision`: of an
-    adapter's base; `template_kwargs`: as data.chat_template_kwargs."""
+    adapter's base; `template_kwargs`: as data.chat_template_kwargs; `ends_of_text`: how many tokens the tokenizer puts
+    behind a text."""
     adapter, packed = form == "adapter", form == "adapter" and quantization == "nf4"
     imports = [_CLASSES[kind], "AutoProcessor" if kind == "vision" else "AutoTokenizer"]
     imports += ["BitsAndBytesConfig"] if packed else []
+    own_ends = adapter and kind != "classifier"
+    imports += ["GenerationConfig"] if own_ends else []
     lines = ["import torch"] if packed or kind == "classifier" else []
     lines += ["from PIL import Image"] if kind == "vision" else []
     lines += ["from peft import PeftConfig, PeftModel"] if adapter else []
@@ -75,12 +82,16 @@ def python(
     source = "PeftConfig.from_pretrained(here).base_model_name_or_path" if adapter else "here"
     lines += [f"base = {source}"] if adapter else []
     lines += [f"model = {_CLASSES[kind]}.from_pretrained({'base' if adapter else 'here'}, {', '.join(options)})"]
+    lines += (
+        ["model.generation_config = GenerationConfig.from_pretrained(here)  # what ends a reply"] if own_ends else []
+    )
     lines += ["model = PeftModel.from_pretrained(model, here)"] if adapter else []
     lines += ["model.eval()", ""]
     if kind == "classifier":
         return "\n".join([*lines, _CLASSIFY])
     more = f", **{dict(template_kwargs)!r}" if template_kwargs else ""
-    question = _PICTURE.format(more=more) if kind == "vision" else _CHAT.format(more=more) if is_chat else _TEXT
+    raw = "\n".join([_TEXT, *([_UNENDED.format(count=ends_of_text)] if ends_of_text else [])])
+    question = _PICTURE.format(more=more) if kind == "vision" else _CHAT.format(more=more) if is_chat else raw
     return "\n".join([*lines, question, _WRITE.format(reader="processor" if kind == "vision" else "tokenizer")])
 
 
@@ -106,4 +117,6 @@ def commands(
         return f"{ask}\nrankzero merge . -o merged"
     room = next((size for size in _LORA_RANKS if size >= rank), rank)
     which = "" if revision is None else f" --revision {quote(revision)}"
-    return f"{ask}\nvllm serve {base}{which} --enable-lora --max-lora-rank {room} --lora-modules {name}=.{told}"
+    own = "--tokenizer . --generation-config ."  # the template and the ends of replies that were trained with
+    lora = f"--enable-lora --max-lora-rank {room} --lora-modules {name}=."
+    return f"{ask}\nvllm serve {base}{which} {own} {lora}{told}"

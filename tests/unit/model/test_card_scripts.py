@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from PIL import Image
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from rankzero.data.prompts import question
+from rankzero.data.tokens.surroundings import surroundings
 from rankzero.engine.setup import to_train
 from rankzero.errors import RankzeroError
+from rankzero.model.generate import Turn, load_speaker, prompt_ids, prompt_of
 from rankzero.model.load import load_tokenizer
 from rankzero.model.merge import add_adapters, merge
 from rankzero.model.source import locate
@@ -23,6 +28,7 @@ from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.card import CARD, Card, Licence, card_of, card_text
 from rankzero.run_dir.load_snippets import Kind
 from rankzero.run_dir.result import find_result
+from tests.support.tiny import tiny_tokenizer
 from tests.support.vision_families import save
 from tests.unit.model.support import CLASSES, loaded, logits, shaken, spec_of
 from tests.unit.model.test_merge import distance, trained
@@ -55,6 +61,43 @@ def test_an_adapter_and_the_merged_model(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept is not None and kept.form == "merged" and card_text(kept) == text
     merged = run_card(text, tmp_path / "merged", monkeypatch)
     assert distance(logits(merged["model"]), logits(adapted)) < 1e-5
+
+
+def test_a_reply_ends_where_training_taught_it_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base's own files do not name that token; what lies beside the adapter does, for vLLM too."""
+    trained("llama", tmp_path, model_vocabulary=384)
+    text, file = card_text(card("causal", is_chat=True)), tmp_path / "final/generation_config.json"
+
+    def reply_up_to(end: int) -> list[int]:
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [end]}))
+        found = run_card(text, tmp_path / "final", monkeypatch)
+        written: list[int] = found["reply"][0, found["inputs"]["input_ids"].shape[1] :].tolist()
+        return written
+
+    whole = reply_up_to(383)
+    assert len(whole) == 64
+    assert reply_up_to(whole[3]) == whole[: whole.index(whole[3]) + 1]
+    (line,) = re.findall(r"vllm serve .*", text)
+    assert " --tokenizer . --generation-config . " in line, "its tokenizer, with the template, and its ends"
+
+
+def test_raw_text_is_asked_as_it_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what the tokenizer puts before a text, without what it puts behind one."""
+    spec, _ = trained("llama", tmp_path, model_vocabulary=384)
+    tokenizer = tiny_tokenizer(chat_template=None)
+    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|> <|im_end|>", special_tokens=list(ids.items())
+    )
+    for place in ("base", "final"):
+        (tmp_path / place / "chat_template.jinja").unlink()
+        tokenizer.save_pretrained(tmp_path / place)
+    behind = len(surroundings(tokenizer.backend_tokenizer).after)
+    found = run_card(card_text(card("causal", ends_of_text=behind)), tmp_path / "final", monkeypatch)
+    speaker = load_speaker(find_result(str(tmp_path / "final"), "writes"), torch.float32, torch.device("cpu"))
+    asked = prompt_ids(speaker, question("The capital of Peru is", "here"))
+    assert found["inputs"]["input_ids"].tolist() == [asked] and asked[0] == 0 and asked[-1] != ids["<|im_end|>"]
+    assert "[:, :-" not in card_text(card("causal")), "most tokenizers put nothing behind a text"
 
 
 def test_a_base_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +162,10 @@ def test_a_template_is_given_what_it_was_given_in_training(tmp_path: Path, monke
 def test_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof asks it about an image, and so sees what only the tower does; the script shows it one."""
     directory = save("gemma3", tmp_path / "base")
+    of_base = AutoTokenizer.from_pretrained(directory)
+    first = ("<bos>", of_base.bos_token_id)  # as the published one does, and its template too
+    of_base.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[first])
+    of_base.save_pretrained(directory)
     spec = spec_of(
         model__name=str(directory), lora={"dropout": 0}, train__parts=["language", "projector", "vision_tower"]
     )
@@ -136,6 +183,10 @@ def test_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     first = run_card(card_text(made), final, monkeypatch)
     second = run_card((tmp_path / "merged" / CARD).read_text(), tmp_path / "merged", monkeypatch)
     assert torch.equal(first["reply"], second["reply"]), "both say the same"
+    speaker = load_speaker(find_result(str(final), "writes"), torch.float32, torch.device("cpu"))
+    picture = Image.new("RGB", (224, 224), "teal")
+    asked = prompt_ids(speaker, prompt_of(speaker, [Turn("user", "What is this?", ("teal.png",))]), [picture])
+    assert first["inputs"]["input_ids"].tolist() == [asked], "the tokens that rows were trained with"
 
     def other_tower(model: Any) -> int:
         with torch.no_grad():

@@ -59,7 +59,8 @@ def test_the_hub_reads_its_head() -> None:
     assert "| train | rows.jsonl | 1,234 | `" + "ab" * 32 in text and "| eval | eval.jsonl |  |  |" in text
     assert "| train loss | 2.5 | 0.5 |" in text and "accuracy" not in text
     assert "Licence of the base: apache-2.0 (README.md of the base)." in text
-    assert "vllm serve org/base --enable-lora --max-lora-rank 16 --lora-modules my-run=." in text
+    own = "--tokenizer . --generation-config ."
+    assert f"vllm serve org/base {own} --enable-lora --max-lora-rank 16 --lora-modules my-run=." in text
 
 
 def test_a_card_comes_back_from_its_json() -> None:
@@ -165,7 +166,7 @@ def test_a_sample_may_hold_what_ends_a_line_elsewhere(end: str, tmp_path: Path) 
 
 def test_the_base_is_named_with_its_revision() -> None:
     pinned = dataclasses.replace(CARD, revision="v1.5", rank=8)
-    assert "vllm serve org/base --revision v1.5 --enable-lora" in card_text(pinned)
+    assert "vllm serve org/base --revision v1.5 --tokenizer ." in card_text(pinned)
     assert "revision='v1.5'" in card_text(pinned)
     for other in (dataclasses.replace(pinned, base_id=None), dataclasses.replace(pinned, form="merged"), CARD):
         assert "revision" not in card_text(other)
