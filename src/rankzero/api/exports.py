@@ -95,18 +95,16 @@ def _ready(
     return place, adapter
 
 
-def push(
-    target: str | os.PathLike[str], repo: str, *, public: bool = False, model: str | None = None, tell: Tell = warn
-) -> str:
+def push(target: str | os.PathLike[str], repo: str, *, public: bool = False, tell: Tell = warn) -> str:
     """Make the Hub repository `repo` (owner/name), which must not exist, of what `target` has. Returns its address.
 
     Raises ConfigError with every problem, ServiceError or AccessError where the Hub does not answer or does not let us,
     StorageError where weights are damaged.
     """
     from rankzero.api.installed import require_engine
-    from rankzero.run_dir.result import find_weights, verify_result
+    from rankzero.run_dir.result import find_files, verify_result
 
-    place, _ = find_weights(Path(target), model)
+    place = find_files(Path(target))
     require_engine()
     from rankzero.model.push import push as push_there
     from rankzero.model.push import push_problems

@@ -38,10 +38,8 @@ def push_problems(directory: Path, repo: str) -> list[Problem]:
     if get_token() is None:
         hint = "export HF_TOKEN=<a write token>, or log in with `hf auth login`"
         problems.append(Problem("there is no token of the Hub", "HF_TOKEN", hint))
-    base = _base_here(directory)
-    if base:
-        hint = "push the merged model (--to safetensors first), or write the base's name on the Hub there"
-        problems.append(Problem(f"its base is a directory of this machine, {base}", ADAPTER_CONFIG, hint))
+    if (directory / ADAPTER_CONFIG).is_file():
+        problems += _base_problems(directory / ADAPTER_CONFIG)
     redact = Redactor(os.environ)
     with storage_errors(directory):
         files = list(files_below(directory))
@@ -96,10 +94,17 @@ def _refused(error: Exception, repo: str) -> RankzeroError:
     return ServiceError(f"the Hub refused: {words}", where=repo, hint="try again later")
 
 
-def _base_here(directory: Path) -> str:
-    """The base of an adapter where that is a path, which nobody else has."""
+def _base_problems(config: Path) -> list[Problem]:
+    """What keeps others from loading the base of an adapter: it is a path, which nobody else has, or is not named."""
     try:
-        named = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return named if isinstance(named, str) and (named.startswith((".", "/", "~")) or named.count("/") > 1) else ""
+        base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        hint = "it may be cut off: copy the adapter again"
+        return [Problem(f"it cannot be read: {first_line(error)}", str(config), hint)]
+    if not isinstance(base, str) or not base:
+        hint = f"write base_model_name_or_path into {ADAPTER_CONFIG}: the base's name on the Hub"
+        return [Problem("the adapter does not say which model it belongs to", str(config), hint)]
+    if not base.startswith((".", "/", "~")) and base.count("/") <= 1:
+        return []
+    hint = "push the merged model (--to safetensors first), or write the base's name on the Hub there"
+    return [Problem(f"its base is a directory of this machine, {base}", ADAPTER_CONFIG, hint)]

@@ -167,12 +167,17 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
 def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
     """The directory with the weights of a run's result, or of any model here, and what it is an adapter of, where it
     is one. Raises ConfigError where there are none."""
+    place = find_files(path)
+    return place, find_adapter(place, base) if (place / ADAPTER_CONFIG).is_file() else None
+
+
+def find_files(path: Path) -> Path:
+    """The directory with the files of a run's result, or of any model or adapter here. Raises ConfigError where there
+    are none."""
     require_target(str(path))
     place = path / FINAL if (path / "run.yaml").is_file() else path
-    if (place / ADAPTER_CONFIG).is_file():
-        return place, find_adapter(place, base)
-    if (place / "config.json").is_file():
-        return place, None
+    if (place / ADAPTER_CONFIG).is_file() or (place / "config.json").is_file():
+        return place
     if place != path:
         raise _no_result(path)
     hint = "name a run directory, or a directory with a model or an adapter"

@@ -275,6 +275,19 @@ def test_what_keeps_a_push_from_others_is_said_before_anything_is_sent(
     assert "there is a secret in it" in done.err and "hf_abc" not in done.err
 
 
+def test_a_push_says_how_an_adapter_names_its_base(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--model would name it for a merge; nothing is merged, and who takes the adapter from the Hub has no flags."""
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    trained("llama", tmp_path)
+    config = tmp_path / "final/adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
+    done = cli(f"export {tmp_path}/final --to hub --repo a/b")
+    assert done.code == 78 and "--model" not in done.err, done.err
+    assert "write base_model_name_or_path into adapter_config.json" in done.err and "no token" in done.err
+    done = cli(f"export {tmp_path}/final -o {tmp_path}/out")
+    assert done.code == 78 and "give --model, or write base_model_name_or_path" in done.err
+
+
 LLAMA_CPP = Path(sys.prefix) / "llama.cpp"
 needs_llama_cpp = pytest.mark.skipif(
     not (LLAMA_CPP / "xllamacpp").is_dir(),
