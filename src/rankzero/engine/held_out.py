@@ -57,12 +57,12 @@ class Row:
 
 def require_askable(voices: Sequence[Voice], prompts: Sequence[Prompt], max_new_tokens: int) -> None:
     """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, DataError for
-    prompts whose images cannot be read, or that are longer than the model takes."""
+    prompts whose images cannot be read, and as `answer_limits` does."""
     for speaker in {id(voice.speaker): voice.speaker for voice in voices}.values():
         for prompt in prompts:
             require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
-        tokens = [prompt_inputs(speaker, prompt)["input_ids"].shape[1] for prompt in prompts]
-        answer_limits(speaker, tokens, max_new_tokens, [prompt.where for prompt in prompts])
+        rows = [prompt_inputs(speaker, prompt)["input_ids"][0].tolist() for prompt in prompts]
+        answer_limits(speaker, rows, max_new_tokens, [prompt.where for prompt in prompts])
 
 
 def ask_all(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
-from rankzero.data.cache.embedded import EMBEDDING_HINT, require_embedded, without_embedding
+from rankzero.data.cache.embedded import require_embedded, unembedded_problems
 from rankzero.data.cache.known_tokenizers import remember_tokenizer
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
@@ -166,10 +166,7 @@ def require_answerable(
         require_sight(speaker, prompt, hint=hint, where=prompt.where)
         ids = prompt_inputs(speaker, prompt)["input_ids"][0].tolist()
         tokens = len(ids)
-        beyond += [
-            Problem(without_embedding(unembedded, token), prompt.where, EMBEDDING_HINT)
-            for token in sorted(unembedded.keys() & set(ids))
-        ]
+        beyond += unembedded_problems(unembedded, [ids], [prompt.where])
         if longest is not None and tokens + spec.eval.max_new_tokens > longest:
             what = f"{tokens} tokens and an answer of {spec.eval.max_new_tokens}, and the model takes {longest}"
             beyond.append(Problem(what, prompt.where, "shorten it, or lower eval.max_new_tokens"))

@@ -31,15 +31,15 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     """What the model says next. Without a chat template it goes on with the last turn's text.
 
     Images stand where a turn has `<image>`, else before its text. Raises ConfigError where the model sees none, or
-    names no end token; UsageError where there are more places than images; DataError where one cannot be read, or the
-    turns are longer than the model takes.
+    names no end token; UsageError where there are more places than images; DataError where one cannot be read, and as
+    `answer_limits` does.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     inputs = prompt_inputs(speaker, prompt_of(speaker, turns))
     tokens = inputs["input_ids"].shape[1]
-    (longest,) = answer_limits(speaker, [tokens], sampling.max_new_tokens, ["what was said"])
+    (longest,) = answer_limits(speaker, inputs["input_ids"].tolist(), sampling.max_new_tokens, ["what was said"])
     device = next(speaker.model.parameters()).device
     streamer = _Told(speaker.tokenizer, on_text)
     warm = sampling.temperature > 0

@@ -15,6 +15,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rankzero.data.cache.embedded import unembedded_problems
 from rankzero.data.images.decode import load_rgb
 from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
@@ -32,6 +33,7 @@ from rankzero.model.load import (
     load_model,
     load_tokenizer,
     stop_token_ids,
+    unembedded_tokens,
 )
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
@@ -65,6 +67,8 @@ class Speaker:
     """What the chat template is given besides the turns."""
     device: torch.device | None = None
     """What computes, where the weights may lie elsewhere."""
+    unembedded: Mapping[int, str] = field(default_factory=dict)
+    """Tokens that the model has no row for, by number."""
 
 
 def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Speaker:
@@ -77,8 +81,9 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
     if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
         hint = f"use `rankzero predict {spec.name} --text …`"
         raise ConfigError(f"{spec.name} puts texts into classes; it writes none", where="model", hint=hint)
-    vision = None
-    if kind_of(config, "writes") == "vision":
+    kind, vision = kind_of(config, "writes"), None
+    unembedded = unembedded_tokens(tokenizer, config, kind, source)
+    if kind == "vision":
         trained = result.own_tokenizer and tokenizer.chat_template is not None
         keep = trained or result.chat_template is not None
         vision = load_vision(source, spec, tokenizer, max_tokens=result.image_max_tokens, keep_template=keep)
@@ -89,7 +94,7 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
     if spec.quantization == "none":
         model.to(device)
     model.eval()
-    return Speaker(model, tokenizer, vision, result.chat_template_kwargs)
+    return Speaker(model, tokenizer, vision, result.chat_template_kwargs, unembedded=unembedded)
 
 
 def stop_as_taught(model: Any, adapter: Path, stop_ids: Sequence[int]) -> None:
@@ -117,8 +122,8 @@ def answer(
     """One greedy reply to each question, as a chat where the tokenizer has a template, else as raw text.
 
     Every question is about all `images`, which stand where it has `<image>`, else before it. Raises ConfigError where
-    the model sees none, UsageError where there are more places than images, DataError where one cannot be read or a
-    question is longer than the model takes.
+    the model sees none, UsageError where there are more places than images, DataError where one cannot be read, and as
+    `answer_limits` does.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
@@ -132,10 +137,10 @@ def answer(
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
     """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
-    is not told of padding, and in others where a model has no positions for the longest answer. Raises DataError for
-    prompts that are longer than the model takes, or have no tokens."""
+    is not told of padding, and in others where a model has no positions for the longest answer. Raises DataError as
+    `answer_limits` does."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
-    limits = answer_limits(speaker, list(map(len, rows)), longest, [prompt.where for prompt in prompts])
+    limits = answer_limits(speaker, rows, longest, [prompt.where for prompt in prompts])
     apart = left_padding_counts(_inner(speaker.model))
     kinds = [(limit, len(ids) if apart else 0) for limit, ids in zip(limits, rows, strict=True)]
     found: dict[int, Reply] = {}
@@ -145,12 +150,12 @@ def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequ
     return [found[i] for i in range(len(rows))]
 
 
-def answer_limits(speaker: Speaker, tokens: Sequence[int], longest: int, places: Sequence[str]) -> list[int]:
-    """How long the answer to each prompt of so many `tokens` may be: `longest`, or what is left where the model has
-    learned so many positions and no more. Raises DataError for prompts that leave nothing or are nothing, by their
-    `places`."""
-    limit = position_limit(_inner(speaker.model))
-    problems = []
+def answer_limits(speaker: Speaker, rows: Sequence[Sequence[int]], longest: int, places: Sequence[str]) -> list[int]:
+    """How long the answer to each prompt of these tokens may be: `longest`, or what is left where the model has learned
+    so many positions and no more. Raises DataError for prompts that leave nothing or are nothing, or have a token that
+    the model cannot look up, by their `places`."""
+    limit, tokens = position_limit(_inner(speaker.model)), list(map(len, rows))
+    problems = unembedded_problems(speaker.unembedded, rows, places)
     for count, where in zip(tokens, places, strict=True):
         if count == 0:
             problems.append(Problem("it has no tokens", where, "write something"))
@@ -196,11 +201,10 @@ def reply(
 
     `together`: weights lie in parts on several processes. A collective then: each calls it for a prompt of its own, all
     with images or all without, and goes on computing until every one of them is done, so `cut_short` is asked equally
-    often on all and may be a collective. Raises DataError where an image cannot be read, or the prompt is longer than
-    the model takes.
+    often on all and may be a collective. Raises DataError where an image cannot be read, and as `answer_limits` does.
     """
     inputs = prompt_inputs(speaker, prompt)
-    (longest,) = answer_limits(speaker, [inputs["input_ids"].shape[1]], longest, [prompt.where])
+    (longest,) = answer_limits(speaker, inputs["input_ids"].tolist(), longest, [prompt.where])
     (found,) = _replies(speaker, inputs, stop_ids, longest, cut_short=cut_short, together=together)
     return found
 

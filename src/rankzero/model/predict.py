@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from rankzero.data.cache.embedded import unembedded_problems
 from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, DataError, Problem
-from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_counts, padding_id
+from rankzero.model.load import (
+    ClassHead,
+    load_config,
+    load_model,
+    load_tokenizer,
+    padding_counts,
+    padding_id,
+    unembedded_tokens,
+)
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
 from rankzero.model.source import locate, warn_of_another_base
@@ -40,6 +49,8 @@ class Classifier:
     labels: tuple[str, ...]
     """By number."""
     pad_token_id: int
+    unembedded: Mapping[int, str]
+    """Tokens that the model has no row for, by number."""
 
 
 def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) -> Classifier:
@@ -57,6 +68,7 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     elif labels is None:
         what = "the adapter does not say which classes it was trained on"
         raise ConfigError(what, where=str(adapter), hint="name the run directory that it belongs to")
+    unembedded = unembedded_tokens(tokenizer, config, "classifier", source)
     pad = padding_id(tokenizer, config)
     model = load_model(source, spec, config, dtype, device=device, head=ClassHead(labels, pad))
     longest = min(result.max_length, position_limit(model) or result.max_length)
@@ -67,12 +79,12 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     if spec.quantization == "none":
         model.to(device)
     model.eval()
-    return Classifier(model, encoder, labels, pad)
+    return Classifier(model, encoder, labels, pad, unembedded)
 
 
 def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Prediction]:
     """The class of each text, in order; longer texts are cut as in training. Raises DataError for texts without any
-    token, as rows of files are refused that have no text."""
+    token, or with one that the model cannot look up, as such rows of files are refused."""
     for start in range(0, len(texts), _WINDOW):
         window = texts[start : start + _WINDOW]
         rendered = [Rendered(text, [], raw=True, add_eos=False, label="") for text in window]
@@ -80,8 +92,11 @@ def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Predictio
         empty = [
             n for n, (text, row) in enumerate(zip(window, ids, strict=True), start + 1) if not text.strip() or not row
         ]
-        if empty:
-            raise DataError([Problem("this text has no tokens", f"text {n}", "leave it out") for n in empty])
+        problems = [Problem("this text has no tokens", f"text {n}", "leave it out") for n in empty]
+        places = [f"text {start + n}" for n in range(1, len(ids) + 1)]
+        problems += unembedded_problems(classifier.unembedded, ids, places)
+        if problems:
+            raise DataError(problems)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         found: dict[int, Prediction] = {}
         for batch in _batches(order, [len(row) for row in ids], alike=padding_counts(classifier.model.config)):

@@ -20,6 +20,8 @@ from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.engine.chat import Voice
+from rankzero.engine.held_out import require_askable
 from rankzero.engine.references import comparable
 from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
@@ -47,7 +49,7 @@ from tests.held_out.families import tokenizer as held_out_tokenizer
 from tests.support.architectures import save
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
-from tests.support.tiny import tiny_gpt2, tiny_tokenizer, write_jsonl
+from tests.support.tiny import tiny_gpt2, tiny_model, tiny_tokenizer, write_jsonl
 
 CPU = torch.device("cpu")
 QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
@@ -437,3 +439,33 @@ def test_what_puts_texts_into_classes_is_told_the_other_command(tmp_path: Path) 
     encoder = save("distilbert", tmp_path / "encoder")
     with pytest.raises(ConfigError, match="no model that writes text"):
         speaker_of(encoder)
+
+
+def longer_than_the_table(root: Path) -> Path:
+    """A model whose tokenizer has a token that only larger ones of its family have a row for, as Gemma 3 1B."""
+    tokenizer = tiny_tokenizer()
+    directory = tiny_model(root, tokenizer=tokenizer)
+    tokenizer.add_tokens(["<seen>"], special_tokens=True)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_a_token_without_an_embedding_is_named(tmp_path: Path) -> None:
+    speaker = load_speaker(find_result(str(longer_than_the_table(tmp_path)), "writes"), torch.float32, CPU)
+    assert len(answer(speaker, ["Hi", "Hello"], max_new_tokens=2)) == 2, "others are asked all the same"
+    with pytest.raises(DataError, match="no embedding for token") as caught:
+        answer(speaker, ["Hi", "a <seen>", "Hello", "<seen>"], max_new_tokens=2)
+    assert [problem.where for problem in caught.value.problems] == ["prompt 2", "prompt 4"]
+    assert "'<seen>'" in str(caught.value)
+    with pytest.raises(DataError, match="what was said: the model has no embedding"):
+        reply(speaker, [Turn("user", "a <seen>")], Sampling(max_new_tokens=2), lambda _: None)
+    voices, prompts = [Voice("", speaker)], [asked_of("<seen>", "rows.jsonl:3")]
+    with pytest.raises(DataError, match=r"rows.jsonl:3: the model has no embedding"):
+        require_askable(voices, prompts, 2)
+
+
+def test_the_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    directory = tiny_model(tmp_path, tokenizer=tiny_tokenizer(vocab_size=300))
+    tiny_tokenizer().save_pretrained(directory)
+    with pytest.raises(ConfigError, match="the tokenizer has ids up to 383, the model's embedding only 300 rows"):
+        load_speaker(find_result(str(directory), "writes"), torch.float32, CPU)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rankzero.api.results import predict
 from rankzero.errors import ConfigError, DataError, UsageError
@@ -40,8 +41,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_librarys_own_probabilities(trained: Path) -> None:
-    from transformers import AutoTokenizer
-
     model = AutoModelForSequenceClassification.from_pretrained(trained).eval()
     tokenizer = AutoTokenizer.from_pretrained(trained)
     found = list(classify(load_classifier(as_it_was(spec(trained)), torch.float32, CPU), TEXTS))
@@ -53,6 +52,18 @@ def test_the_librarys_own_probabilities(trained: Path) -> None:
         assert prediction.probabilities == pytest.approx(expected, abs=1e-5)
         assert prediction.label == max(expected, key=expected.__getitem__)
     assert [prediction.label for prediction in found] == [prediction.label for prediction in found[:4]] * 12
+
+
+def test_a_token_without_an_embedding_is_named(trained: Path, tmp_path: Path) -> None:
+    """As rows with one are refused, not an index that is out of range."""
+    shutil.copytree(trained, tmp_path / "longer")
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    tokenizer.add_tokens([f"<seen-{n}>" for n in range(200)])
+    tokenizer.save_pretrained(tmp_path / "longer")
+    classifier = load_classifier(as_it_was(spec(tmp_path / "longer")), torch.float32, CPU)
+    with pytest.raises(DataError, match=r"text 2: the model has no embedding for token \d+, '<seen-199>'"):
+        list(classify(classifier, ["dull", "a <seen-199> plot"]))
+    assert len(list(classify(classifier, TEXTS[:3]))) == 3
 
 
 def test_long_texts_are_cut_as_in_training(trained: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.read.download import origin
 from rankzero.data.rows.problems import ProblemLog, RowProblem
+from rankzero.errors import Problem
 
 EMBEDDING_HINT = "leave it out, or resize the model's embeddings (resize_token_embeddings) and save it"
 
@@ -22,6 +23,17 @@ def require_embedded(dataset: TokenizedDataset, unembedded: Mapping[int, str]) -
         log.add(origin(path), [RowProblem(line, "a token without an embedding", what, EMBEDDING_HINT)])
     if log.total:
         raise log.error()
+
+
+def unembedded_problems(
+    unembedded: Mapping[int, str], rows: Sequence[Sequence[int]], places: Sequence[str]
+) -> list[Problem]:
+    """One for each such token of each of these rows, which are at these places."""
+    return [
+        Problem(without_embedding(unembedded, token), where, EMBEDDING_HINT)
+        for row, where in zip(rows, places, strict=True)
+        for token in sorted(unembedded.keys() & set(row))
+    ]
 
 
 def without_embedding(unembedded: Mapping[int, str], token: int) -> str:
