@@ -20,6 +20,7 @@ from rankzero.machine import cache_root, usable_cores
 from rankzero.model.files import existing_directory, tokenizer_problems, weight_problems
 from rankzero.model.gguf import gguf_as_safetensors
 from rankzero.model.hub import WEIGHTS, snapshot
+from rankzero.model.own_code import modules_beside, modules_elsewhere
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.result import TrainedOn
 from rankzero.spec.run_spec import ModelSpec
@@ -41,10 +42,10 @@ class ModelSource:
 
 def weights_fingerprint(directory: Path, *, own_code: bool = False, level: int = logging.INFO) -> str:
     """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded; with
-    `own_code` also of the modules beside them, of which a model is made that brings its own.
+    `own_code` also of the modules of which a model is made that brings its own.
 
     Large files are read once and remembered in the cache until their inode, size or times change; at `level` it is said
-    where that takes a while. Raises StorageError.
+    where that takes a while. Raises StorageError, and ConfigError where such a module is not here.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -52,7 +53,10 @@ def weights_fingerprint(directory: Path, *, own_code: bool = False, level: int =
     digest.update(json.dumps(config, sort_keys=True).encode())
     files, cache = _weight_files(directory), cache_root()
     if own_code:
-        files += sorted(directory.glob("*.py"))
+        elsewhere, missing = modules_elsewhere(directory)
+        if missing:
+            raise ConfigError(missing)
+        files += [*modules_beside(directory), *elsewhere]
     unread = sum(path.stat().st_size for path in files if remembered_digest(str(path), cache) is None)
     if unread > _SAID_BYTES:
         words = "[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are"
@@ -68,11 +72,13 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
     nothing says which those were. Raises StorageError."""
     if trained_on is None:
         return None
+    if trained_on.own_code:  # a part of the fingerprint, and not brought where the base is loaded without it
+        elsewhere, missing = modules_elsewhere(source.weights)
+        if missing or not [*elsewhere, *modules_beside(source.weights)]:
+            return None
     now = weights_fingerprint(source.weights, own_code=trained_on.own_code, level=logging.WARNING)
     if now == trained_on.fingerprint:
         return None
-    if trained_on.own_code and not any(source.weights.glob("*.py")):
-        return None  # it is part of the fingerprint, and is not brought where the base is loaded without it
     what = "these are not the weights that the run was trained on: what it learnt is about others"
     hint = "bring those back; of a Hub model that went on, by model.revision in run.yaml"
     return Problem(what, str(source.weights), hint)
@@ -127,6 +133,8 @@ def locate(spec: ModelSpec) -> ModelSource:
     if spec.tokenizer_dir is not None:
         tokenizer = existing_directory(spec.tokenizer_dir, "model.tokenizer_dir")
     problems = [*weight_problems(weights, trust_pickle=spec.trust_pickle), *tokenizer_problems(tokenizer)]
+    if spec.trust_remote_code:
+        problems += modules_elsewhere(weights)[1]
     if problems:
         raise ConfigError(problems)
     return ModelSource(weights=weights, tokenizer=tokenizer, name=name)

@@ -16,8 +16,9 @@ from rankzero.errors import ConfigError, ExitCode
 from rankzero.forecast.without_torch import model_directory
 from rankzero.model.files import gguf_place
 from rankzero.model.load import load_config, load_model, load_tokenizer, unembedded_tokens
-from rankzero.model.source import locate, weights_fingerprint
+from rankzero.model.source import another_base, locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
+from rankzero.run_dir.result import TrainedOn
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from tests.support.servers import RefusingHub, serving
 
@@ -203,6 +204,50 @@ def test_a_model_s_own_code_counts_where_it_is_run(tmp_path: Path) -> None:
     assert before != without
     (tmp_path / "modeling_mine.py").write_text("SCALE = 2")
     assert weights_fingerprint(tmp_path, own_code=True) != before and weights_fingerprint(tmp_path) == without
+
+
+def cached_code(cache: Path, repo: str, **modules: str) -> Path:
+    """A repository in the Hub's cache, with these modules."""
+    place = cache / f"models--{repo.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs/main").write_text("0" * 40)
+    (place / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    for name, code in modules.items():
+        (place / "snapshots" / ("0" * 40) / f"{name}.py").write_text(code)
+    return place / "snapshots" / ("0" * 40)
+
+
+def test_code_of_another_repository_is_of_the_model(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `auto_map` names it, as models do that were made of one with its own code."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    config = json.loads((copy / "config.json").read_text())
+    names = {"AutoConfig": "me/code--mine.Config", "AutoModelForCausalLM": "me/code--mine.Model"}
+    (copy / "config.json").write_text(json.dumps({**config, "auto_map": names}))
+    without, spec = weights_fingerprint(copy), local(copy, trust_remote_code=True)
+    assert locate(local(copy)).weights == copy, "whose code is not run"
+    with pytest.raises(ConfigError, match="the model's code is mine.py of me/code, which is not in") as caught:
+        locate(spec)
+    assert "hf download me/code" in caught.value.problems[0].hint
+    modules = {"mine": "from .parts import scale", "parts": "scale = 1", "other": "nothing imports it"}
+    code = cached_code(tmp_path / "hub", "me/code", **modules)
+    assert locate(spec).weights == copy
+    before = weights_fingerprint(copy, own_code=True)
+    for name, counts in (("mine", True), ("parts", True), ("other", False)):
+        (code / f"{name}.py").write_text(f"{modules[name]}\n\nAND_MORE = True\n")
+        assert (weights_fingerprint(copy, own_code=True) != before) is counts, name
+        (code / f"{name}.py").write_text(modules[name])
+    assert weights_fingerprint(copy, own_code=True) == before != without == weights_fingerprint(copy)
+    source, trained_on = locate(local(copy)), TrainedOn(before, own_code=True)
+    assert another_base(source, trained_on) is None
+    flip(copy / "model.safetensors", -1)
+    assert another_base(source, trained_on) is not None
+    flip(copy / "model.safetensors", -1)
+    (code / "parts.py").unlink()
+    with pytest.raises(ConfigError, match="parts.py of me/code"):
+        weights_fingerprint(copy, own_code=True)
+    assert another_base(source, trained_on) is None, "it is not run, and need not be here"
 
 
 def test_large_files_are_read_once_and_again_when_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

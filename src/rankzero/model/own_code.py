@@ -1,0 +1,60 @@
+"""The modules that a model is made of where it brings its own code: beside its weights, or in other repositories, which
+its config names. Runs none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankzero.errors import Problem
+from rankzero.model.files import read_config
+
+
+def modules_beside(directory: Path) -> list[Path]:
+    """Those that lie beside the weights."""
+    return sorted(directory.glob("*.py"))
+
+
+def modules_elsewhere(directory: Path) -> tuple[list[Path], list[Problem]]:
+    """Those of other repositories, as they lie in the Hub's cache, from which they are run, with what they import
+    beside them; and what to say of those that are not there."""
+    from transformers.dynamic_module_utils import get_relative_imports
+
+    found: dict[tuple[str, str], Path] = {}
+    missing = []
+    wanted = sorted(set(_named_elsewhere(directory)))
+    while wanted:
+        repo, name = wanted.pop(0)
+        file = _where(repo, name)
+        if file is None:
+            what = f"the model's code is {name} of {repo}, which is not in the local cache"
+            hint = f"run once: hf download {repo} --include '*.py'"
+            missing.append(Problem(what, str(directory / "config.json"), hint))
+            continue
+        found[repo, name] = file
+        beside = [(repo, f"{module}.py") for module in get_relative_imports(file)]
+        wanted += [one for one in beside if one not in found and one not in wanted]
+    return [found[known] for known in sorted(found)], missing
+
+
+def _where(repo: str, name: str) -> Path | None:
+    """A module of a repository, or of a directory; None where it is not here."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    if Path(repo).is_dir():
+        file = Path(repo, name)
+        return file if file.is_file() else None
+    try:
+        known = try_to_load_from_cache(repo, name)
+    except errors.HFValidationError:
+        return None
+    return Path(known) if isinstance(known, str) else None
+
+
+def _named_elsewhere(directory: Path) -> Iterator[tuple[str, str]]:
+    """Repository and module of each class of `auto_map` that is of another one: `owner/name--module.Class`."""
+    named = read_config(directory).get("auto_map")
+    for kind, reference in named.items() if isinstance(named, dict) else ():
+        if isinstance(reference, str) and "--" in reference and kind.startswith(("AutoConfig", "AutoModel")):
+            repo, _, module = reference.partition("--")
+            yield repo, f"{module.rpartition('.')[0]}.py"
