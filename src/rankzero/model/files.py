@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,10 @@ def weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
         return problems
     problems += _config_problems(directory)
     if (directory / WEIGHTS).is_file():
-        return problems + _scale_problems(directory)
+        return problems or _scale_problems(directory)
     if (directory / INDEX).is_file():
-        found = _index_problems(directory)
-        return problems + (found or _scale_problems(directory))
+        problems += _index_problems(directory)
+        return problems or _scale_problems(directory)
     pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
     if pickled and trust_pickle:
         return problems
@@ -182,7 +183,46 @@ def _config_problems(directory: Path) -> list[Problem]:
         # transformers passes over it without a word, and with it over what an answer ends with.
         hint = "copy it from the model's Hub page, or remove it"
         return [Problem(f"{_GENERATION} is no JSON object", str(directory), hint)]
-    return []
+    return _kind_problems(config, str(directory / "config.json"))
+
+
+def _kind_problems(config: Mapping[str, Any], where: str) -> list[Problem]:
+    """Values of config.json that are read here before transformers checks them, or that it does not check."""
+    text, problems = config.get("text_config"), []
+    for prefix, section in (("", config), ("text_config.", text if isinstance(text, dict) else {})):
+        for name, (kind, fits) in _KINDS.items():
+            value = section.get(name)
+            if value is not None and not fits(value):
+                what = f"{prefix}{name} is {json.dumps(value)[:60]}, and is to be {kind}"
+                problems.append(Problem(what, where, "copy config.json from the model's Hub page"))
+    return problems
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_packing(value: Any) -> bool:
+    block = value.get("weight_block_size") if isinstance(value, dict) else ()
+    sizes = isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+    return block is None or sizes
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "architectures": ("a list of names", lambda value: isinstance(value, list) and all(map(_is_name, value))),
+    "auto_map": ("an object", _is_object),
+    "is_causal": ("true or false", lambda value: isinstance(value, bool)),
+    "num_hidden_layers": ("how many there are", lambda value: type(value) is int and value >= 0),
+    "quantization_config": ("an object, a weight_block_size in it two numbers", _is_packing),
+    "sliding_window": ("a number", lambda value: isinstance(value, int | list)),
+    "text_config": ("an object", _is_object),
+    "vision_config": ("an object", _is_object),
+}
+"""What values are to be, where there are any."""
 
 
 def _index_problems(directory: Path) -> list[Problem]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import os
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -33,7 +35,9 @@ from rankzero.model.quantize import forget_packing, keep_layout, outline_packed,
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
-from rankzero.wording import first_line
+from rankzero.wording import counted, first_line
+
+_log = logging.getLogger("rankzero.model")
 
 ModelKind = Literal["causal", "vision", "classifier"]
 
@@ -376,3 +380,19 @@ def _check_loaded(model: Any, kind: ModelKind, report: dict[str, Any], source: M
             where=str(source.weights),
             hint="the files may belong to another architecture than config.json says; copy them again",
         )
+    left_out = layers_left_out(model, report["unexpected_keys"])
+    if left_out:
+        more = counted(len(left_out), "layer")
+        words = "[MODEL] %s: its files have %s more than config.json says (num_hidden_layers), left out here: %s"
+        _log.warning(words, source.weights, more, ", ".join(left_out[:3]))
+
+
+def layers_left_out(model: Any, unread: Iterable[str]) -> list[str]:
+    """Of weights that were not read, the layers that they are of where the model has such layers, and not this one."""
+    modules = {name for name, _ in model.named_modules()}
+    modules |= {name.removeprefix(f"{model.base_model_prefix}.") for name in modules}  # as an encoder's files have them
+    found = {match[0] for name in unread if (match := _NUMBERED.match(name))}
+    return sorted(name for name in found if name not in modules and name.rpartition(".")[0] in modules)
+
+
+_NUMBERED = re.compile(r".*?\.\d+(?=\.)")

@@ -157,6 +157,27 @@ def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
     assert "model.layers.1.self_attn.q_proj.weight" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "task"), [("llama", "sft"), ("gpt2", "sft"), ("qwen3_moe", "sft"), ("distilbert", "classify")]
+)
+def test_layers_that_a_config_leaves_out_are_said(
+    name: str, task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A smaller model is made of the same files without a word otherwise, by a slip or as somebody's cut."""
+    source, spec = saved(name, tmp_path), spec_of(task=task)
+    loaded(source, spec)
+    assert "num_hidden_layers" not in caplog.text
+    config = json.loads((tmp_path / "config.json").read_text())
+    field = next(field for field in ("num_hidden_layers", "n_layer", "n_layers") if field in config)
+    if "layer_types" in config:
+        config["layer_types"] = None
+    for fewer, words in ((1, "1 layer more"), (0, "2 layers more")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, field: fewer}))
+        caplog.clear()
+        loaded(source, spec)
+        assert f"{tmp_path}: its files have {words} than config.json says (num_hidden_layers)" in caplog.text
+
+
 def test_another_shape_is_refused(tmp_path: Path) -> None:
     source = saved("llama", tmp_path)
     config = CONFIGS["llama"]()

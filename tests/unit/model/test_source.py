@@ -129,6 +129,27 @@ def test_an_unknown_architecture(copy: Path) -> None:
         load_config(locate(spec), spec)
 
 
+def test_what_is_of_another_kind_in_a_config_is_named(copy: Path) -> None:
+    """Of what is read before transformers looks at it, or is not looked at there; all of it at once."""
+    config = json.loads((copy / "config.json").read_text())
+    for wrong, right in (
+        ({"architectures": "LlamaForCausalLM"}, {"architectures": ["LlamaForCausalLM"]}),
+        ({"architectures": [3], "sliding_window": "x"}, {"architectures": None, "sliding_window": 8}),
+        ({"text_config": "x"}, {}),
+        ({"text_config": {"num_hidden_layers": -1}}, {}),
+        ({"quantization_config": "fp8", "num_hidden_layers": -1}, {"quantization_config": None}),
+        ({"quantization_config": {"weight_block_size": 128}}, {}),
+        ({"quantization_config": {"weight_block_size": [128]}}, {}),
+        ({"auto_map": "mine.Model", "is_causal": "no", "vision_config": [1]}, {"auto_map": {}, "is_causal": True}),
+    ):
+        (copy / "config.json").write_text(json.dumps(config | wrong))
+        with pytest.raises(ConfigError) as caught:
+            locate(local(copy))
+        assert len(caught.value.problems) == len(wrong) and all(name in str(caught.value) for name in wrong)
+        (copy / "config.json").write_text(json.dumps(config | right))
+        assert locate(local(copy)).weights == copy
+
+
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/dir", "a/b/c"])
 def test_a_path_that_is_no_directory(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no directory"):
