@@ -127,6 +127,8 @@ def _is_taken(key: str, value: Any, config: Any, read: set[str]) -> bool:
         return _same(value, int(_head_dim(config) * share))
     if key == "context_length" and config.model_type in _ANY_LENGTH:
         return True
+    if key == "feed_forward_length" and value == 0:  # Mamba's: there are no such layers
+        return True
     said = [getattr(config, name) for name in _SAME_AS.get(key, ()) if getattr(config, name, None) is not None]
     said = said or _implied(key, config)
     if said and key not in read:

@@ -283,3 +283,41 @@ def test_another_bloom_than_its_architecture_implies_is_refused(says: dict[str, 
     ((key, value),) = says.items()
     with pytest.raises(ConfigError, match=f"would be lost: bloom.{key} = {value}"):
         gguf_as_safetensors(tmp_path / "x.gguf")
+
+
+def write_mamba(path: Path) -> torch.nn.Module:
+    """A tiny Mamba as llama.cpp's converter writes it, which says a width of the layers that it has not. Returns the
+    model."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    tokenizer = tiny_tokenizer(chat_template=None)
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=WIDTH, num_hidden_layers=LAYERS, state_size=8)
+    model = MambaForCausalLM(config)
+    writer = gguf.GGUFWriter(str(path), "mamba")
+    own = {"context_length": 2**20, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": 0}
+    own |= {"attention.head_count": 0, "ssm.conv_kernel": config.conv_kernel, "ssm.state_size": config.state_size}
+    own |= {"ssm.inner_size": config.intermediate_size, "ssm.time_step_rank": int(config.time_step_rank)}
+    for key, value in own.items():
+        writer.add_uint32(f"mamba.{key}", value)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MAMBA, LAYERS)
+    for name, tensor in model.state_dict().items():
+        if name.startswith("lm_head"):  # its embeddings
+            continue
+        if name.endswith("A_log"):
+            tensor = -tensor.exp()
+        elif name.endswith("conv1d.weight"):
+            tensor = tensor.squeeze(1)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), tensor.numpy())
+    finish_gguf(writer, tokenizer)
+    return model.eval()
+
+
+def test_a_width_of_layers_that_a_model_has_not_is_no_loss(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = write_mamba(tmp_path / "x.gguf")
+    read = AutoModelForCausalLM.from_pretrained(gguf_as_safetensors(tmp_path / "x.gguf")).eval()
+    ids = torch.tensor([[5, 9, 17, 33, 21]])
+    torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
