@@ -128,7 +128,6 @@ def test_stopped_while_its_processes_start(tmp_path: Path, tiny: Path, pods: Mak
     assert run.said(0)["outcome"] == "stopped"
 
 
-@pytest.mark.slow
 def test_a_stop_flag_ends_all_nodes(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec)
@@ -244,7 +243,6 @@ def test_retryable_codes_are_raised_where_the_platform_wants_it(tmp_path: Path, 
     assert run.said(1)["exit_code"] == 69
 
 
-@pytest.mark.slow
 def test_fewer_nodes_where_fewer_are_enough(tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec, num_nodes=2, min_nodes=1)

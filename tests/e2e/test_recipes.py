@@ -40,7 +40,14 @@ class Finished:
     report: dict[str, Any]
 
 
-@pytest.fixture(params=CASES, ids=str)
+TAKE_LONG = {"qwen3-vl-32b-fire-4gpu", "qwen3-30b-full-2x8"}
+"""The volcano recipe is the fire recipe with other data, which have tests of their own; QLoRA on 2×8 takes the longest way
+of both."""
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in TAKE_LONG else []) for name in CASES], ids=str
+)
 def finished(request: pytest.FixtureRequest, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> Finished:
     """init → data → data check → train, in the directory that init made."""
     name: str = request.param

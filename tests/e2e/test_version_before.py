@@ -32,6 +32,7 @@ def test_a_stopped_run_is_continued_by_the_same_command(left: Path, cli: Cli) ->
     assert done.code == 0, done.err
     warned = [line for line in done.err.splitlines() if "WARNING" in line]
     unsaid = [line for line in warned if PLACE not in line]
+    assert "bit-exactly" in done.err and " not bit-exactly" in done.err
     assert all("data" in line and "taken for the same" in line for line in unsaid), "that it lay elsewhere, and no more"
     steps = [row["step"] for row in metrics(left / "runs" / "stopped") if "loss" in row]
     assert steps == [1, 2, 3, 4], "none is trained again"
@@ -39,6 +40,13 @@ def test_a_stopped_run_is_continued_by_the_same_command(left: Path, cli: Cli) ->
     # Its twin was never stopped. Another CPU sums in another order.
     ends = [metrics(left / "runs" / name)[-1]["eval_loss"] for name in ("stopped", "done")]
     assert ends[0] == pytest.approx(ends[1], abs=1e-5)
+
+
+def test_a_stopped_run_whose_rows_changed_as_well_is_refused(left: Path, cli: Cli) -> None:
+    rows = (left / "rows.jsonl").read_text()
+    (left / "rows.jsonl").write_text(rows.replace("It is 3.", "It is three, which is one and two."))
+    done = cli("train run.yaml")
+    assert done.code == 78 and "the training data" in done.err and "--allow-change data" in done.err
 
 
 def test_a_finished_run_is_not_trained_again(left: Path, cli: Cli) -> None:

@@ -6,15 +6,24 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from rankzero.engine.checkpoint import Found, Position, find_checkpoints, judged_again, load_checkpoint, under
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, broadcast_object
 from rankzero.engine.finish import copy_report, finished_report
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.inputs import Inputs
 from rankzero.engine.metrics import all_measures, step_of, without_nan
-from rankzero.engine.resume import check_same_run, how_it_continues, makes_incomparable, moved, moves_rows
+from rankzero.engine.resume import (
+    check_same_run,
+    how_it_continues,
+    kept_summary,
+    makes_incomparable,
+    moved,
+    moves_rows,
+    rows_alike,
+)
 from rankzero.engine.setup import Session
 from rankzero.engine.train import is_over
 from rankzero.errors import RankzeroError
@@ -42,17 +51,19 @@ class Saved:
 
 
 def find_checkpoint(
-    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
+    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], inputs: Inputs, options: RunOptions, world: World
 ) -> tuple[Found, Saved | None]:
     """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
-    another run."""
+    another run. A collective."""
     if world.is_main:
         for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
             logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
-    found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
+    looked = (find_checkpoints(run_dir, logger.warning), kept_summary(run_dir)) if world.is_main else None
+    found, kept = cast(tuple[Found, dict[str, Any]], broadcast_object(looked))
     if found.newest is None:
         return found, None
-    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
+    alike = rows_alike(kept, inputs)
+    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes, alike)
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
     metric = RunSpec.model_validate(found.newest["spec"]).checkpoint.best_metric
@@ -122,7 +133,8 @@ def restore(
         position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
     accepted = saved.differences.accepted
     in_order = session.device.adds_in_fixed_order
-    how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
+    otherwise = [*saved.differences.unsure, *moved(saved.layout, layout)]
+    how = how_it_continues(position.step, accepted, otherwise, fixed_order=in_order)
     logger.info("[STEP] %s", how)
     if moves_rows(accepted) and not session.train.waits:
         say_what_is_left_out(position, session, spec)

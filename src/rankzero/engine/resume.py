@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rankzero import __version__
+from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.data.prompts import Prompt
 from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
@@ -20,6 +23,8 @@ from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.diff import IDENTITIES, differ
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+
+_COUNTED = ("rows", "tokens", "supervised_tokens", "longest")
 
 
 def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) -> dict[str, Any]:
@@ -69,25 +74,52 @@ def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: 
     manifest = newest_manifest(run_dir)
     if manifest is not None:
         own = _identities(inputs, own_code=spec.model.trust_remote_code)
-        check_same_run(manifest, {**manifest, **own}, spec, run_dir, options.allow_changes)
+        alike = rows_alike(kept_summary(run_dir), inputs)
+        check_same_run(manifest, {**manifest, **own}, spec, run_dir, options.allow_changes, alike)
+
+
+def kept_summary(run_dir: RunDir) -> dict[str, Any]:
+    """What the directory says of the rows of its run; {} where it says nothing."""
+    with suppress(OSError, ValueError):
+        found = json.loads(run_dir.data.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def rows_alike(kept: Mapping[str, Any], inputs: Inputs) -> frozenset[str]:
+    """The identities whose rows are as many as a run had, with as many tokens, of which as many are trained. Of rows
+    with images that says too little."""
+    found = set()
+    for identity, name, rows in (("data", "train", inputs.train), ("eval_data", "eval", inputs.eval)):
+        if isinstance(rows, TokenizedDataset) and not rows.sees_images and isinstance(before := kept.get(name), dict):
+            now = json.loads(json.dumps(summary(rows)))
+            found |= {identity} if all(before.get(key) == now[key] for key in _COUNTED) else set()
+    return frozenset(found)
 
 
 def check_same_run(
-    manifest: dict[str, Any], now: dict[str, Any], spec: RunSpec, run_dir: RunDir, allowed: Collection[str]
+    manifest: dict[str, Any],
+    now: dict[str, Any],
+    spec: RunSpec,
+    run_dir: RunDir,
+    allowed: Collection[str],
+    alike: Collection[str] = (),
 ) -> Differences:
-    """Compare the checkpoint's run with this one field by field.
+    """Compare the checkpoint's run with this one field by field. `alike`: the identities that are taken for the same
+    where the checkpoint knows them as an earlier version did.
 
     Raises ConfigError with every harmful difference and the override that would accept it, where one can.
     """
     problems, accepted = spec_changes(manifest, spec, allowed)
-    notices, names = list(accepted.notices), list(accepted.accepted)
+    notices, names, unsure = list(accepted.notices), list(accepted.accepted), list[str]()
     tokenizer_changed = manifest.get("tokenizer") != now["tokenizer"]
     for name, words in IDENTITIES.items():
         before = manifest.get(name)
         if before == now[name] or (tokenizer_changed and name in {"data", "eval_data"}):
             continue  # tokens follow from the tokenizer: one cause is enough
-        if differ(before, now[name]) is None:
-            notices.append(f"{words}: taken for the same; the version that wrote the checkpoint knew it otherwise")
+        if differ(before, now[name]) is None and name in {"model", *alike}:
+            notices.append(f"{words}: taken for the same, which the earlier version's checkpoint does not say for sure")
+            unsure.append(f"an earlier version saved it, which knew {words} otherwise")
             continue
         if name == "model" and spec.model.trust_remote_code:
             words += " or its own code"
@@ -109,7 +141,7 @@ def check_same_run(
         problems.append(Problem(words, "data.labels", "undo it: the head that is saved is for the classes that were"))
     if problems:
         raise ConfigError(with_way_out(problems, run_dir, spec, manifest))
-    return Differences(tuple(notices), tuple(names))
+    return Differences(tuple(notices), tuple(names), tuple(unsure))
 
 
 def makes_incomparable(accepted: Collection[str]) -> list[str]:

@@ -114,7 +114,7 @@ def run(
             meta = manifest_meta(spec, inputs, environment)
             refuse_different_inputs(meta, inputs.prompts)
         with ledger.phase("resume"):
-            found, saved = find_checkpoint(run_dir, spec, meta, options, world)
+            found, saved = find_checkpoint(run_dir, spec, meta, inputs, options, world)
         sender = stack.enter_context(sending(run_dir, spec if world.is_main else None, logger.info, logger.warning))
         finished = finished_before(run_dir, spec, saved, options, total_steps(inputs, spec), world) if saved else None
         if finished is not None:

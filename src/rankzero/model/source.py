@@ -23,6 +23,7 @@ from rankzero.model.hub import WEIGHTS, snapshot
 from rankzero.model.own_code import modules_beside, modules_elsewhere
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.result import TrainedOn
+from rankzero.spec.diff import differ
 from rankzero.spec.run_spec import ModelSpec
 
 _log = logging.getLogger("rankzero.model")
@@ -61,10 +62,11 @@ def weights_fingerprint(directory: Path, *, own_code: bool = False, level: int =
     if unread > _SAID_BYTES:
         words = "[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are"
         _log.log(level, words, unread / 1e9)
+    made = "code:" if own_code and elsewhere else ""  # which earlier versions left out
     with storage_errors(directory), ThreadPoolExecutor(usable_cores()) as pool:
         for path, sha256 in zip(files, pool.map(lambda path: file_digest(str(path), cache), files), strict=True):
             digest.update(f"{path.name}:{sha256}:".encode())
-    return digest.hexdigest()
+    return made + digest.hexdigest()
 
 
 def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem | None:
@@ -77,7 +79,7 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
         if missing or not [*elsewhere, *modules_beside(source.weights)]:
             return None
     now = weights_fingerprint(source.weights, own_code=trained_on.own_code, level=logging.WARNING)
-    if now == trained_on.fingerprint:
+    if not differ(trained_on.fingerprint, now):
         return None
     what = "these are not the weights that the run was trained on: what it learnt is about others"
     hint = "bring those back; of a Hub model that went on, by model.revision in run.yaml"

@@ -38,6 +38,8 @@ class Differences:
     """One for each difference, to be said."""
     accepted: tuple[str, ...] = ()
     """The fields and identities that change the steps to come, and were accepted by --allow-change."""
+    unsure: tuple[str, ...] = ()
+    """What cannot be told to be the same to the last bit."""
 
 
 def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, allowed: Collection[str]) -> None:

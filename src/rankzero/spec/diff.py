@@ -28,15 +28,11 @@ IDENTITIES = {
 
 
 def differ(there: object, here: object) -> bool | None:
-    """Whether two values of an identity are of two things. None: they do not say, since they were made in different
-    ways, by what is before a colon (nothing, of earlier versions)."""
-    if there == here:
-        return False
-    return True if there is None or here is None or _made_by(there) == _made_by(here) else None
-
-
-def _made_by(value: object) -> str:
-    return str(value).rpartition(":")[0]
+    """Whether two values of an identity are of two things. None: they do not say, since one is as an earlier version
+    made it, without what stands before a colon now and says how it is made."""
+    if there == here or there is None or here is None:
+        return there != here
+    return True if (":" in str(there)) == (":" in str(here)) else None
 
 
 LENGTH = frozenset({"train.num_train_epochs", "train.max_steps"})

@@ -108,7 +108,7 @@ ROWS = 600
 
 @pytest.mark.distributed
 @pytest.mark.usefixtures("bfloat16_computed")
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize("sharding", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_step_of_many_passes_has_the_gradients_of_one_of_few(sharding: str, tmp_path: Path, tiny: Path) -> None:
     found = {}
     for passes in ("many", "few"):

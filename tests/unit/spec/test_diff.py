@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rankzero.spec.diff import Change, compare, is_same_setting, name_beside, not_allowable
+from rankzero.spec.diff import Change, compare, differ, is_same_setting, name_beside, not_allowable
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec, TrainSpec
@@ -184,3 +184,18 @@ def test_a_field_that_a_later_version_adds_renames_nothing(digest: Callable[[Run
 def test_the_name_beside_is_stable() -> None:
     """Changing it begins each run anew that was begun under such a name elsewhere."""
     assert name_beside(load_run_spec(None, [*BASE, "name=r", "train.seed=3"], env={}).spec) == "r-ef4d95"
+
+
+@pytest.mark.parametrize("there", [None, "a", "rows:a", "rows:b", "listing:a"])
+@pytest.mark.parametrize("here", [None, "a", "b", "rows:a", "listing:a"])
+def test_what_an_earlier_version_knew_otherwise_is_neither_the_same_nor_another(
+    there: str | None, here: str | None
+) -> None:
+    found = differ(there, here)
+    assert found == differ(here, there)
+    if there == here:
+        assert found is False
+    elif there is None or here is None or (":" in there) == (":" in here):
+        assert found is True
+    else:
+        assert found is None

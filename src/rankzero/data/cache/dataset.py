@@ -138,8 +138,18 @@ class TokenizedDataset:
     @cached_property
     def fingerprint(self) -> str:
         """Equal for equal rows in equal order, whatever the files are called, wherever images lie, and whichever
-        version of rankzero made them."""
-        return f"rows:{hashlib.sha256(self.digests.astype('<i8').tobytes()).hexdigest()}"
+        version of rankzero made them. Of rows with images also what the processor makes of those."""
+        whole = self.digests.astype("<i8").tobytes() + self._vision.encode()
+        return f"rows:{hashlib.sha256(whole).hexdigest()}"
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether they are of a model that sees images, be it that no row has one."""
+        return bool(self._vision)
+
+    @property
+    def _vision(self) -> str:
+        return str(self._manifest.get("rules", {}).get("vision", ""))
 
     @cached_property
     def lengths(self) -> Int32:

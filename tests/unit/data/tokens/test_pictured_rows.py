@@ -369,6 +369,9 @@ def test_what_decides_the_tokens_decides_the_fingerprint(place: Place, files: Pa
     place.vision = vision_of(files, max_tokens=20)
     smaller = place.tokenise(row)
     assert smaller.fingerprint != first.fingerprint and len(smaller.row(0)[0]) < len(first.row(0)[0])
+    other_pixels = TokenRules(vision=replace(place.vision.rules, fingerprint="another mean of pixels"))
+    of_those = prepare([SourceSpec(path=place.write(row))], place.tokenizer, other_pixels, place.cache)
+    assert (of_those.digests == smaller.digests).all() and of_those.fingerprint != smaller.fingerprint
 
 
 def test_equal_rows_with_other_images_are_not_duplicates(place: Place) -> None:

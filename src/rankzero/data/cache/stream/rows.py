@@ -79,7 +79,7 @@ class StreamPosition:
         here = StreamPosition(stream.fingerprint, stream.window_rows, code_version=CODE_VERSION)
         if not self.fingerprint:
             return here
-        if differ(self.fingerprint, stream.fingerprint):
+        if differ(self.fingerprint, stream.fingerprint) is not False:  # of an earlier version: accepted as others
             anew = Cursor(self.cursor.window + 1, self.cursor.epoch + 1)
             return replace(here, cursor=anew, counts=self.counts)
         same = (self.window_rows, self.code_version) == (here.window_rows, here.code_version)
