@@ -41,8 +41,8 @@ class Finished:
 
 
 TAKE_LONG = {"qwen3-vl-32b-fire-4gpu", "qwen3-30b-full-2x8"}
-"""The volcano recipe is the fire recipe with other data, which have tests of their own; QLoRA on 2×8 takes the longest way
-of both."""
+"""The volcano recipe is the fire recipe with other data, which have tests of their own, and QLoRA on 2×8 takes the
+longer way of both."""
 
 
 @pytest.fixture(
