@@ -9,8 +9,9 @@ TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 COMPILE  := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 PYTEST   := $(VENV)/bin/python -m pytest
-# Tests share the machine file by file: each takes one thread, which tiny models compute fastest with.
-WORKERS  ?= 2
+# Tests share the machine file by file: each takes one thread, which tiny models compute fastest with. One worker more
+# than two cores: a fifth of the time tests wait, for processes that they started or for a clock.
+WORKERS  ?= 3
 # Each test that starts a process would compile the package again where bytecode is not to be kept.
 PYTESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
