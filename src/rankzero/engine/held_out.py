@@ -12,7 +12,7 @@ from typing import Any
 from rankzero.data.prompts import Prompt
 from rankzero.engine.chat import Voice
 from rankzero.engine.judge import BEST, Judge
-from rankzero.engine.references import comparable
+from rankzero.engine.references import References
 from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
 from rankzero.errors import ConfigError
 from rankzero.model.generate import (
@@ -58,7 +58,7 @@ class Row:
 def require_askable(voices: Sequence[Voice], prompts: Sequence[Prompt], max_new_tokens: int) -> None:
     """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, DataError for
     prompts whose images cannot be read, and as `answer_limits` does."""
-    for speaker in {id(voice.speaker): voice.speaker for voice in voices}.values():
+    for speaker in _speakers(voices):
         for prompt in prompts:
             require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
         rows = [prompt_inputs(speaker, prompt)["input_ids"][0].tolist() for prompt in prompts]
@@ -84,10 +84,10 @@ def ask_all(
     for voice in voices:
         with voice.muted():
             said[voice.name or "tuned"] = _answers(voice.speaker, prompts, max_new_tokens, more)
-    rows = []
+    rows, references = [], [References(speaker) for speaker in _speakers(voices)]
     for index, prompt in enumerate(prompts):
-        for voice in voices:
-            prompt = comparable(voice.speaker, prompt)
+        for one in references:
+            prompt = one.comparable(prompt)
         replies = {name: answers[index] for name, answers in said.items()}
         rows.append(Row(prompt, replies, {}))
     return rows
@@ -135,6 +135,11 @@ def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> d
         "time": time.time(),
     }
     return facts if judge is None else {**facts, "judge_model": judge.model, "judge_best": BEST}
+
+
+def _speakers(voices: Sequence[Voice]) -> list[Speaker]:
+    """Each once: a base may be what its adapter is on."""
+    return list({id(voice.speaker): voice.speaker for voice in voices}.values())
 
 
 def _grade(judge: Judge, prompt: Prompt, found: Reply) -> float | None:

@@ -21,7 +21,7 @@ from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
-from rankzero.engine.references import comparable
+from rankzero.engine.references import References
 from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.engine.taught_stops import taught_stop
 from rankzero.errors import DataError, Problem
@@ -132,7 +132,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         prompts: tuple[Prompt, ...] = ()
         if spec.eval.prompts is not None:
             asked = read_prompts(spec.eval.prompts, seed=spec.train.seed, offline=spec.model.local_files_only)
-            prompts = tuple(comparable(speaker, prompt) for prompt in asked)
+            prompts = tuple(map(References(speaker).comparable, asked))
             context = computed_context(config)
             limits = [positions, None if context is None or context.extended else context.length]
             longest = min((limit for limit in limits if limit), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from rankzero.data.prompts import Prompt
 from rankzero.data.rows.conversation import Conversation, Message
@@ -12,30 +13,38 @@ from rankzero.engine.text_scores import without_reasoning
 from rankzero.model.generate import Speaker, without_special_tokens
 
 
-def comparable(speaker: Speaker, prompt: Prompt) -> Prompt:
-    """The prompt with its reference as an answer of this model is read: raw text may have special tokens in it, and
-    reasoning whose first mark the prompt has; a call is what the chat template writes of it."""
-    if prompt.call is not None and prompt.reference is None:
-        return replace(prompt, reference=_written(speaker, prompt, prompt.call))
-    if prompt.templated is not False or prompt.reference is None:
-        return prompt
-    said = without_reasoning(without_special_tokens(speaker.tokenizer, prompt.reference))
-    return replace(prompt, reference=said or None)
+class References:
+    """What the answers of one model are compared with."""
 
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
 
-def _written(speaker: Speaker, prompt: Prompt, call: Message) -> str | None:
-    """What is trained of an answer that calls tools; None where no template writes it."""
-    if speaker.tokenizer.chat_template is None:
-        return None
-    vision = None if speaker.vision is None else speaker.vision.rules
-    rules = TokenRules(vision=vision, template_kwargs=speaker.template_kwargs)
-    # Images have no part in how an answer is written.
-    asked = (replace(message, train=False, image_offsets=()) for message in prompt.messages)
-    turns = (*asked, replace(call, train=True, image_offsets=()))
-    rendered = Renderer(take_apart(speaker.tokenizer, "answers"), rules).render(
-        Conversation(turns, templated=True, line=1, tools=prompt.tools)
-    )
-    if not isinstance(rendered, Rendered):
-        return None
-    text = "".join(rendered.text[start:end] for start, end in rendered.spans)
-    return without_reasoning(without_special_tokens(speaker.tokenizer, text)) or None
+    def comparable(self, prompt: Prompt) -> Prompt:
+        """The prompt with its reference as an answer of this model is read: raw text may have special tokens in it, and
+        reasoning whose first mark the prompt has; a call is what the chat template writes of it."""
+        if prompt.call is not None and prompt.reference is None:
+            return replace(prompt, reference=self._written(prompt, prompt.call))
+        if prompt.templated is not False or prompt.reference is None:
+            return prompt
+        said = without_reasoning(without_special_tokens(self._speaker.tokenizer, prompt.reference))
+        return replace(prompt, reference=said or None)
+
+    @cached_property
+    def _renderer(self) -> Renderer:
+        """Made once: taking a large tokenizer apart takes most of a second."""
+        vision = None if self._speaker.vision is None else self._speaker.vision.rules
+        rules = TokenRules(vision=vision, template_kwargs=self._speaker.template_kwargs)
+        return Renderer(take_apart(self._speaker.tokenizer, "answers"), rules)
+
+    def _written(self, prompt: Prompt, call: Message) -> str | None:
+        """What is trained of an answer that calls tools; None where no template writes it."""
+        if self._speaker.tokenizer.chat_template is None:
+            return None
+        # Images have no part in how an answer is written.
+        asked = (replace(message, train=False, image_offsets=()) for message in prompt.messages)
+        turns = (*asked, replace(call, train=True, image_offsets=()))
+        rendered = self._renderer.render(Conversation(turns, templated=True, line=1, tools=prompt.tools))
+        if not isinstance(rendered, Rendered):
+            return None
+        text = "".join(rendered.text[start:end] for start, end in rendered.spans)
+        return without_reasoning(without_special_tokens(self._speaker.tokenizer, text)) or None

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rankzero.data.prompts import read_questions
-from rankzero.engine import held_out
+from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.engine import held_out, references
 from rankzero.engine.chat import Voice
-from rankzero.engine.references import comparable
+from rankzero.engine.references import References
 from rankzero.model.generate import Reply, Speaker
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -40,7 +41,7 @@ def test_a_call_is_scored_in_the_form_of_the_model(
     row = {"messages": [ASKED, {"role": "assistant", **ANSWERS[answer]}], "tools": TOOLS}
     [prompt] = read_questions(SourceSpec(path=str(write_jsonl(tmp_path / "rows.jsonl", [row]))), seed=0)
     speaker = speaker_of(family_tokenizer("qwen3"))
-    assert comparable(speaker, prompt).reference == IN_TAGS
+    assert References(speaker).comparable(prompt).reference == IN_TAGS
     monkeypatch.setattr(held_out, "_answers", lambda *_others: [Reply(IN_TAGS, 9, ended=True)])
     rows = held_out.ask_all([Voice("", speaker), Voice("base", speaker)], [prompt], max_new_tokens=9)
     assert held_out.about(rows, max_new_tokens=9, judge=None)["with_reference"] == 1
@@ -51,11 +52,25 @@ def test_text_beside_several_calls(tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": "I look.", "tool_calls": [CALL, CALL]}
     row = {"messages": [ASKED, answer], "tools": TOOLS}
     [prompt] = read_questions(SourceSpec(path=str(write_jsonl(tmp_path / "rows.jsonl", [row]))), seed=0)
-    assert comparable(speaker_of(family_tokenizer("qwen3")), prompt).reference == f"I look.\n{IN_TAGS}\n{IN_TAGS}"
+    assert (
+        References(speaker_of(family_tokenizer("qwen3"))).comparable(prompt).reference
+        == f"I look.\n{IN_TAGS}\n{IN_TAGS}"
+    )
 
 
 def test_without_a_template_that_writes_calls_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     row = {"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], "tools": TOOLS}
     [prompt] = read_questions(SourceSpec(path=str(write_jsonl(tmp_path / "rows.jsonl", [row]))), seed=0)
-    assert comparable(speaker_of(tiny_tokenizer(chat_template=None)), prompt).reference is None
-    assert comparable(speaker_of(family_tokenizer("smollm2")), prompt).reference is None
+    assert References(speaker_of(tiny_tokenizer(chat_template=None))).comparable(prompt).reference is None
+    assert References(speaker_of(family_tokenizer("smollm2"))).comparable(prompt).reference is None
+
+
+def test_a_tokenizer_is_taken_apart_once_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a real model takes the better part of a second."""
+    rows = [{"messages": [ASKED, {"role": "assistant", **answer}], "tools": TOOLS} for answer in ANSWERS.values()]
+    prompts = read_questions(SourceSpec(path=str(write_jsonl(tmp_path / "rows.jsonl", rows))), seed=0)
+    taken: list[Any] = []
+    monkeypatch.setattr(references, "take_apart", lambda *given: taken.append(given) or take_apart(*given))
+    one = References(speaker_of(family_tokenizer("qwen3")))
+    assert [one.comparable(prompt).reference for prompt in prompts] == [IN_TAGS] * len(ANSWERS)
+    assert len(taken) == 1

@@ -22,7 +22,7 @@ from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.chat import Voice
 from rankzero.engine.held_out import require_askable
-from rankzero.engine.references import comparable
+from rankzero.engine.references import References
 from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
@@ -269,9 +269,9 @@ def test_an_answer_with_its_end_in_its_text_is_compared_without() -> None:
     tokenizer = tiny_tokenizer(specials=("<s>", "</s>"), bos="<s>", eos="</s>")
     asked = (Message("prompt", "<s>What is"),)
     raw = Prompt(asked, templated=False, verbatim=True, reference="the capital</s>")
-    assert comparable(Speaker(None, tokenizer, None), raw).reference == "the capital"
+    assert References(Speaker(None, tokenizer, None)).comparable(raw).reference == "the capital"
     chat = Prompt((Message("user", "what ends a text?"),), templated=True, reference="</s>")
-    assert comparable(Speaker(None, tokenizer, None), chat) is chat
+    assert References(Speaker(None, tokenizer, None)).comparable(chat) is chat
 
 
 def test_a_text_that_nobody_put_a_form_on_is_asked_without_an_end() -> None:
@@ -298,7 +298,7 @@ def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat:
     assert without_reasoning(text) == messages[-1].content
     assert messages[-1].reasoning in text
     asked = Prompt((Message("prompt", "?"),), templated=False, reference=tokenizer.decode(written))
-    wanted = comparable(Speaker(None, tokenizer, None), asked).reference
+    wanted = References(Speaker(None, tokenizer, None)).comparable(asked).reference
     assert wanted == messages[-1].content, "the same as text that nobody has rendered, with its marks and its end"
 
 
@@ -311,10 +311,12 @@ def test_only_raw_text_has_special_tokens_that_are_no_words_of_its_answer() -> N
         ("World", "World"),
         ("</s>", None),
     ):
-        assert comparable(speaker, Prompt(messages, templated=False, reference=reference)).reference == wanted
+        assert (
+            References(speaker).comparable(Prompt(messages, templated=False, reference=reference)).reference == wanted
+        )
         for templated in (True, None):
             prompt = Prompt(messages, templated=templated, reference=reference)
-            assert comparable(speaker, prompt) == prompt
+            assert References(speaker).comparable(prompt) == prompt
 
 
 @pytest.mark.parametrize("chat", ["one turn", "reasoning"])
