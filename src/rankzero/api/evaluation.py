@@ -148,7 +148,7 @@ def _measured(
     from rankzero.data.prompts import read_questions
     from rankzero.engine.chat import open_voices
     from rankzero.engine.harness import find_tasks, run_tasks
-    from rankzero.engine.held_out import about, ask_all, graded, require_askable, summed_up
+    from rankzero.engine.held_out import about, ask_all, graded, require_askable, summed_up, to_compare
     from rankzero.engine.judge import Judge
     from rankzero.run_dir.evaluation import unique
     from rankzero.spec.run_spec import SourceSpec
@@ -169,7 +169,9 @@ def _measured(
             judging.require_answer()
         voices = open_voices(result, before)
         require_askable(voices, [prompt for _, prompts in questions for prompt in prompts], max_new_tokens)
-        done, total = 0, sum(len(prompts) for _, prompts in questions) * len(voices)
+        wanted = to_compare(voices, [prompts for _, prompts in questions])
+        questions = [(path, prompts) for (path, _), prompts in zip(questions, wanted, strict=True)]
+        done, total = 0, sum(map(len, wanted)) * len(voices)
         for path, prompts in questions:
             name = unique(Path(path).name, rows)
             paths[name] = _whole_path(path)

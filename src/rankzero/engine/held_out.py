@@ -56,13 +56,26 @@ class Row:
 
 
 def require_askable(voices: Sequence[Voice], prompts: Sequence[Prompt], max_new_tokens: int) -> None:
-    """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, DataError for
-    prompts whose images cannot be read, and as `answer_limits` does."""
-    for speaker in _speakers(voices):
+    """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, or nothing would
+    end an answer, DataError for prompts whose images cannot be read, and as `answer_limits` does."""
+    for speaker in _speakers(voices) if prompts else ():
+        if not stop_token_ids(speaker.model, speaker.tokenizer):
+            what = "neither the model nor the tokenizer names an end token"
+            raise ConfigError(what, where="generation_config.json")
         for prompt in prompts:
             require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
         rows = [prompt_inputs(speaker, prompt)["input_ids"][0].tolist() for prompt in prompts]
         answer_limits(speaker, rows, max_new_tokens, [prompt.where for prompt in prompts])
+
+
+def to_compare(voices: Sequence[Voice], sets: Sequence[Sequence[Prompt]]) -> list[list[Prompt]]:
+    """The prompts with references as these models would write them; None where they write none. Before anything is
+    asked: it may raise ConfigError, and answers are dear."""
+    found = [list(prompts) for prompts in sets]
+    for speaker in _speakers(voices):
+        references = References(speaker)
+        found = [[references.comparable(prompt) for prompt in prompts] for prompts in found]
+    return found
 
 
 def ask_all(
@@ -72,7 +85,8 @@ def ask_all(
     max_new_tokens: int,
     tick: Callable[[int], None] = lambda _done: None,
 ) -> list[Row]:
-    """Every voice's greedy answers, in the order of the prompts, without grades. `tick` hears how many there are."""
+    """Every voice's greedy answers, in the order of the prompts, without grades; of what `to_compare` made, where they
+    are to be scored. `tick` hears how many there are."""
     said: dict[str, list[Reply]] = {}
     done = 0
 
@@ -84,13 +98,10 @@ def ask_all(
     for voice in voices:
         with voice.muted():
             said[voice.name or "tuned"] = _answers(voice.speaker, prompts, max_new_tokens, more)
-    rows, references = [], [References(speaker) for speaker in _speakers(voices)]
-    for index, prompt in enumerate(prompts):
-        for one in references:
-            prompt = one.comparable(prompt)
-        replies = {name: answers[index] for name, answers in said.items()}
-        rows.append(Row(prompt, replies, {}))
-    return rows
+    return [
+        Row(prompt, {name: answers[index] for name, answers in said.items()}, {})
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
@@ -148,8 +159,6 @@ def _grade(judge: Judge, prompt: Prompt, found: Reply) -> float | None:
 
 def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Callable[[int], None]) -> list[Reply]:
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
-    if not stop_ids:
-        raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     found: dict[int, Reply] = {}
     for index, prompt in enumerate(prompts):
         if prompt.images:

@@ -34,11 +34,14 @@ class References:
         """Made once: taking a large tokenizer apart takes most of a second."""
         vision = None if self._speaker.vision is None else self._speaker.vision.rules
         rules = TokenRules(vision=vision, template_kwargs=self._speaker.template_kwargs)
-        return Renderer(take_apart(self._speaker.tokenizer, "answers"), rules)
+        # As of labels: an answer that was written has no need of a token that a model could learn to stop by.
+        return Renderer(take_apart(self._speaker.tokenizer, "label"), rules)
 
     def _written(self, prompt: Prompt, call: Message) -> str | None:
-        """What is trained of an answer that calls tools; None where no template writes it."""
-        if self._speaker.tokenizer.chat_template is None:
+        """What is trained of an answer that calls tools; None where no template writes it, or a slow tokenizer does not
+        say where special tokens begin and end."""
+        tokenizer = self._speaker.tokenizer
+        if tokenizer.chat_template is None or not tokenizer.is_fast:
             return None
         # Images have no part in how an answer is written.
         asked = (replace(message, train=False, image_offsets=()) for message in prompt.messages)
@@ -47,4 +50,4 @@ class References:
         if not isinstance(rendered, Rendered):
             return None
         text = "".join(rendered.text[start:end] for start, end in rendered.spans)
-        return without_reasoning(without_special_tokens(self._speaker.tokenizer, text)) or None
+        return without_reasoning(without_special_tokens(tokenizer, text)) or None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rankzero.data.prompts import read_questions
+import rankzero
+from rankzero.data.prompts import question, read_questions
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine import held_out, references
 from rankzero.engine.chat import Voice
 from rankzero.engine.references import References
+from rankzero.errors import ConfigError
 from rankzero.model.generate import Reply, Speaker
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -43,7 +47,9 @@ def test_a_call_is_scored_in_the_form_of_the_model(
     speaker = speaker_of(family_tokenizer("qwen3"))
     assert References(speaker).comparable(prompt).reference == IN_TAGS
     monkeypatch.setattr(held_out, "_answers", lambda *_others: [Reply(IN_TAGS, 9, ended=True)])
-    rows = held_out.ask_all([Voice("", speaker), Voice("base", speaker)], [prompt], max_new_tokens=9)
+    voices = [Voice("", speaker), Voice("base", speaker)]
+    [wanted] = held_out.to_compare(voices, [[prompt]])
+    rows = held_out.ask_all(voices, wanted, max_new_tokens=9)
     assert held_out.about(rows, max_new_tokens=9, judge=None)["with_reference"] == 1
     assert held_out.summed_up(rows)["tuned"]["exact_match"] == 1.0
 
@@ -74,3 +80,42 @@ def test_a_tokenizer_is_taken_apart_once_for_all_rows(tmp_path: Path, monkeypatc
     one = References(speaker_of(family_tokenizer("qwen3")))
     assert [one.comparable(prompt).reference for prompt in prompts] == [IN_TAGS] * len(ANSWERS)
     assert len(taken) == 1
+
+
+@pytest.mark.parametrize("lacks", ["an end", "places of characters"])
+def test_what_training_needs_of_a_tokenizer_is_not_asked_of_one_that_is_measured(lacks: str, tmp_path: Path) -> None:
+    rows = [{"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], "tools": TOOLS}]
+    [prompt] = read_questions(SourceSpec(path=str(write_jsonl(tmp_path / "rows.jsonl", rows))), seed=0)
+    tokenizer = copy.deepcopy(family_tokenizer("qwen3"))
+    if lacks == "an end":
+        tokenizer.eos_token = None
+        assert References(speaker_of(tokenizer)).comparable(prompt).reference == IN_TAGS
+    else:
+        slow = SimpleNamespace(is_fast=False, chat_template=tokenizer.chat_template)
+        assert References(speaker_of(slow)).comparable(prompt).reference is None
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_asked(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers take hours."""
+    known = {"messages": [ASKED, {"role": "assistant", "content": "There."}]}
+    calls = {"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], "tools": TOOLS}
+    sets = [write_jsonl(tmp_path / f"{n}.jsonl", [row]) for n, row in enumerate((known, calls))]
+
+    def refuse(*_given: object) -> None:
+        raise ConfigError("no such template")
+
+    monkeypatch.setattr(references, "take_apart", refuse)
+    monkeypatch.setattr(held_out, "_answers", lambda *_others: pytest.fail("it was asked"))
+    with pytest.raises(ConfigError, match="no such template"):
+        rankzero.evaluate(str(tiny), sets)
+
+
+def test_a_model_whose_answers_nothing_ends_is_named_before_it_is_asked() -> None:
+    tokenizer = copy.deepcopy(family_tokenizer("qwen3"))
+    model = SimpleNamespace(config=SimpleNamespace(eos_token_id=None))
+    tokenizer.eos_token = None
+    voices = [Voice("", Speaker(model, tokenizer, None))]
+    with pytest.raises(ConfigError, match="names an end token"):
+        held_out.require_askable(voices, [question("Where is it?")], 9)
