@@ -156,10 +156,9 @@ def _measured(
     sources = [SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in data]
     _require_no_weight(sources)
     questions = [(source.path, read_questions(source, seed=0)) for source in sources]
-    for path, prompts in questions:
-        if judge is None and all(prompt.reference is None and prompt.call is None for prompt in prompts):
-            hint = "rows end with the answer that is wanted; or name a judge"
-            raise DataError("no row has an answer to compare with", where=path, hint=hint)
+    if judge is None:
+        hint = "rows end with the answer that is wanted; or name a judge"
+        _require_answers([(path, [one.reference or one.call for one in prompts]) for path, prompts in questions], hint)
     manager = None if tasks is None else find_tasks(tasks.names, tasks.directory)
     rows: dict[str, Sequence[Row]] = {}
     paths: dict[str, str] = {}
@@ -171,6 +170,9 @@ def _measured(
         require_askable(voices, [prompt for _, prompts in questions for prompt in prompts], max_new_tokens)
         wanted = to_compare(voices, [prompts for _, prompts in questions])
         questions = [(path, prompts) for (path, _), prompts in zip(questions, wanted, strict=True)]
+        if judge is None:
+            hint = "of calls, only those that the model's chat template writes can be compared; or name a judge"
+            _require_answers([(path, [one.reference for one in prompts]) for path, prompts in questions], hint)
         done, total = 0, sum(map(len, wanted)) * len(voices)
         for path, prompts in questions:
             name = unique(Path(path).name, rows)
@@ -193,6 +195,14 @@ def _measured(
     if tasks is not None:
         by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
     return Evaluation(sets, by_task, rows)
+
+
+def _require_answers(sets: Sequence[tuple[str, Sequence[object]]], hint: str) -> None:
+    """Raise DataError for the data sets of which no row has an answer to compare with."""
+    what = "no row has an answer to compare with"
+    without = [Problem(what, path, hint) for path, wanted in sets if all(answer is None for answer in wanted)]
+    if without:
+        raise DataError(without)
 
 
 def _require_no_weight(sources: Sequence[SourceSpec]) -> None:

@@ -15,7 +15,7 @@ from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine import held_out, references
 from rankzero.engine.chat import Voice
 from rankzero.engine.references import References
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, DataError
 from rankzero.model.generate import Reply, Speaker
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -119,3 +119,19 @@ def test_a_model_whose_answers_nothing_ends_is_named_before_it_is_asked() -> Non
     voices = [Voice("", Speaker(model, tokenizer, None))]
     with pytest.raises(ConfigError, match="names an end token"):
         held_out.require_askable(voices, [question("Where is it?")], 9)
+
+
+def test_sets_of_which_nothing_can_be_compared_are_not_asked(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the chat template writes no calls: known once it is there."""
+    text, call = {"content": "There."}, {"content": "", "tool_calls": [CALL]}
+    rows = [{"messages": [ASKED, {"role": "assistant", **answer}], "tools": TOOLS} for answer in (text, call)]
+    some = write_jsonl(tmp_path / "some.jsonl", rows)
+    none = [write_jsonl(tmp_path / f"{name}.jsonl", rows[1:]) for name in ("one", "two")]
+    assert rankzero.evaluate(str(tiny), some, max_new_tokens=2).sets["some.jsonl"]["with_reference"] == 1
+    monkeypatch.setattr(held_out, "_answers", lambda *_others: pytest.fail("it was asked"))
+    with pytest.raises(DataError, match="no row has an answer to compare with") as caught:
+        rankzero.evaluate(str(tiny), [some, *none])
+    assert [problem.where for problem in caught.value.problems] == list(map(str, none))
+    assert "the model's chat template writes" in caught.value.problems[0].hint
