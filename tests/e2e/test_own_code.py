@@ -28,7 +28,8 @@ def own_model(tmp_path: Path, tiny: Path) -> Path:
     own = Path(shutil.copytree(tiny, tmp_path / "own"))
     config = json.loads((own / "config.json").read_text())
     config |= {"model_type": "own", "architectures": ["OwnForCausalLM"]}
-    config |= {"auto_map": {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnForCausalLM"}}
+    classes = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnForCausalLM"}
+    config |= {"auto_map": {**classes, "AutoModelForSequenceClassification": "me/never-run--others.OwnClassifier"}}
     (own / "config.json").write_text(json.dumps(config))
     (own / "own_code.py").write_text(CODE)
     return own

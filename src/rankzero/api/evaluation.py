@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankzero.engine.held_out import Row
     from rankzero.run_dir.result import Result
     from rankzero.spec.run_spec import SourceSpec
+    from rankzero.spec.tasks import ModelUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ def evaluate(
     if run is not None:
         asked = {}
         if before is not None:
-            own_code = before.model.trust_remote_code
-            asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=own_code)}
+            base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None
+            asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=base_code)}
         _keep(run, found, tasks, asked)
     return found
 

@@ -90,7 +90,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     task = find_task(spec.task)
     with ledger.phase("model_files"):
         logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
-        source = locate(spec.model)
+        source = locate(spec.model, spec.task_section.uses)
         tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
         config = load_config(source, spec.model)
         kind = kind_of(config, spec.task_section.uses)

@@ -30,7 +30,7 @@ def main() -> None:
     try:
         inputs = read_inputs(spec, World(), Ledger())
         # So that processes with GPUs need not wait for it.
-        weights_fingerprint(inputs.source.weights, own_code=spec.model.trust_remote_code)
+        weights_fingerprint(inputs.source.weights, own_code=spec.own_code)
         refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options)
         rows = "rows to train on are streamed" if inputs.n_rows is None else f"{inputs.n_rows} rows to train on"
         logger.info("[DONE] prepared: %s, %s", inputs.source.name, rows)

@@ -33,15 +33,15 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "rankzero": __version__,
         "spec": spec.model_dump(mode="json"),
         "world_size": environment["world_size"],
-        **_identities(inputs, own_code=spec.model.trust_remote_code),
+        **_identities(inputs, spec),
         "dtype": environment["dtype"],
         "labels": inputs.labels,
     }
 
 
-def _identities(inputs: Inputs, *, own_code: bool) -> dict[str, Any]:
+def _identities(inputs: Inputs, spec: RunSpec) -> dict[str, Any]:
     return {
-        "model": weights_fingerprint(inputs.source.weights, own_code=own_code),
+        "model": weights_fingerprint(inputs.source.weights, own_code=spec.own_code),
         "tokenizer": inputs.tokenizer_fingerprint,
         "data": inputs.train.fingerprint,
         "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
@@ -73,7 +73,7 @@ def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: 
     """As check_same_run, as far as it can be known without the devices that will train. Reads, writes nothing."""
     manifest = newest_manifest(run_dir)
     if manifest is not None:
-        own = _identities(inputs, own_code=spec.model.trust_remote_code)
+        own = _identities(inputs, spec)
         alike = rows_alike(kept_summary(run_dir), inputs)
         check_same_run(manifest, {**manifest, **own}, spec, run_dir, options.allow_changes, alike)
 

@@ -74,7 +74,7 @@ class Speaker:
 def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Speaker:
     """The model, with its adapter on top where it has one. Raises ConfigError, AccessError, ServiceError."""
     spec = result.model
-    source = locate(spec)
+    source = locate(spec, "writes")
     warn_of_another_base(source, result.trained_on)
     tokenizer = load_tokenizer(source, spec, result.chat_template)
     config = load_config(source, spec)

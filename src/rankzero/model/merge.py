@@ -219,11 +219,12 @@ def merge(
 def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, rendering: Rendering | None) -> _Adapted:
     """The base with the adapter on it, in the precision of its files; what was packed is unpacked again."""
     template, limit = (None, None) if rendering is None else (rendering.chat_template, rendering.image_max_tokens)
-    source = locate(spec)
+    classifies = read_adapter_config(adapter).task_type == CLASSIFIER
+    source = locate(spec, "classifies" if classifies else "writes")
     config = load_config(source, spec)
     dtype = stored_dtype(config, source.weights)
     tokenizer, head = load_tokenizer(source, spec, template), None
-    if read_adapter_config(adapter).task_type == CLASSIFIER:
+    if classifies:
         head = ClassHead(labels, padding_id(tokenizer, config))
     vision = None
     if head is None and kind_of(config, "writes") == "vision":

@@ -3,11 +3,13 @@ its config names. Runs none of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rankzero.errors import Problem
 from rankzero.model.files import read_config
+from rankzero.spec.tasks import ModelUse
 
 
 def modules_beside(directory: Path) -> list[Path]:
@@ -15,14 +17,15 @@ def modules_beside(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.py"))
 
 
-def modules_elsewhere(directory: Path) -> tuple[list[Path], list[Problem]]:
+def modules_elsewhere(directory: Path, use: ModelUse | None) -> tuple[list[Path], list[Problem]]:
     """Those of other repositories, as they lie in the Hub's cache, from which they are run, with what they import
-    beside them; and what to say of those that are not there."""
+    beside them; and what to say of those that are not there. Of the model's classes only that for this use is run,
+    without one its config alone."""
     from transformers.dynamic_module_utils import get_relative_imports
 
     found: dict[tuple[str, str], Path] = {}
     missing = []
-    wanted = sorted(set(_named_elsewhere(directory)))
+    wanted = sorted(set(_named_elsewhere(directory, use)))
     while wanted:
         repo, name = wanted.pop(0)
         file = _where(repo, name)
@@ -51,10 +54,24 @@ def _where(repo: str, name: str) -> Path | None:
     return Path(known) if isinstance(known, str) else None
 
 
-def _named_elsewhere(directory: Path) -> Iterator[tuple[str, str]]:
-    """Repository and module of each class of `auto_map` that is of another one: `owner/name--module.Class`."""
-    named = read_config(directory).get("auto_map")
-    for kind, reference in named.items() if isinstance(named, dict) else ():
-        if isinstance(reference, str) and "--" in reference and kind.startswith(("AutoConfig", "AutoModel")):
+def _named_elsewhere(directory: Path, use: ModelUse | None) -> Iterator[tuple[str, str]]:
+    """Repository and module of each class of `auto_map` that is run, and of another one: `owner/name--module.Class`."""
+    config = read_config(directory)
+    named = config.get("auto_map")
+    if not isinstance(named, dict):
+        return
+    for kind in ("AutoConfig", *_model_class(config, named, use)):
+        reference = named.get(kind)
+        if isinstance(reference, str) and "--" in reference:
             repo, _, module = reference.partition("--")
             yield repo, f"{module.rpartition('.')[0]}.py"
+
+
+def _model_class(config: Mapping[str, Any], named: Mapping[str, Any], use: ModelUse | None) -> list[str]:
+    """By which of transformers' auto classes the model is loaded, as `kind_of` chooses it once the config is loaded."""
+    if use is None:
+        return []
+    if use == "classifies":
+        return ["AutoModelForSequenceClassification"]
+    sees = config.get("vision_config") is not None and "AutoModelForImageTextToText" in named
+    return ["AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"]

@@ -58,7 +58,7 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     classes. Raises ConfigError, AccessError, ServiceError.
     """
     spec, adapter, labels = result.model, result.adapter, result.labels
-    source = locate(spec)
+    source = locate(spec, "classifies")
     warn_of_another_base(source, result.trained_on)
     tokenizer = load_tokenizer(source, spec, None)
     config = load_config(source, spec)

@@ -25,6 +25,7 @@ from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.result import TrainedOn
 from rankzero.spec.diff import differ
 from rankzero.spec.run_spec import ModelSpec
+from rankzero.spec.tasks import ModelUse
 
 _log = logging.getLogger("rankzero.model")
 
@@ -41,9 +42,9 @@ class ModelSource:
     name: str
 
 
-def weights_fingerprint(directory: Path, *, own_code: bool = False, level: int = logging.INFO) -> str:
+def weights_fingerprint(directory: Path, *, own_code: ModelUse | None = None, level: int = logging.INFO) -> str:
     """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded; with
-    `own_code` also of the modules of which a model is made that brings its own.
+    `own_code` also of the modules of which a model for this use is made that brings its own.
 
     Large files are read once and remembered in the cache until their inode, size or times change; at `level` it is said
     where that takes a while. Raises StorageError, and ConfigError where such a module is not here.
@@ -53,8 +54,8 @@ def weights_fingerprint(directory: Path, *, own_code: bool = False, level: int =
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
     files, cache = _weight_files(directory), cache_root()
-    if own_code:
-        elsewhere, missing = modules_elsewhere(directory)
+    if own_code is not None:
+        elsewhere, missing = modules_elsewhere(directory, own_code)
         if missing:
             raise ConfigError(missing)
         files += [*modules_beside(directory), *elsewhere]
@@ -74,8 +75,10 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
     nothing says which those were. Raises StorageError."""
     if trained_on is None:
         return None
-    if trained_on.own_code:  # a part of the fingerprint, and not brought where the base is loaded without it
-        elsewhere, missing = modules_elsewhere(source.weights)
+    if (
+        trained_on.own_code is not None
+    ):  # a part of the fingerprint, and not brought where the base is loaded without it
+        elsewhere, missing = modules_elsewhere(source.weights, trained_on.own_code)
         if missing or not [*elsewhere, *modules_beside(source.weights)]:
             return None
     now = weights_fingerprint(source.weights, own_code=trained_on.own_code, level=logging.WARNING)
@@ -114,8 +117,9 @@ def _shards(index: Path) -> set[str]:
     return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
-def locate(spec: ModelSpec) -> ModelSource:
-    """Find, and where allowed download, the model's files.
+def locate(spec: ModelSpec, use: ModelUse | None = None) -> ModelSource:
+    """Find, and where allowed download, the model's files, with the code of its own that runs where the model is made
+    for a use; None: nobody makes it.
 
     Raises ConfigError (files missing), AccessError (gated or unauthorised), ServiceError (Hub unreachable).
     """
@@ -136,7 +140,7 @@ def locate(spec: ModelSpec) -> ModelSource:
         tokenizer = existing_directory(spec.tokenizer_dir, "model.tokenizer_dir")
     problems = [*weight_problems(weights, trust_pickle=spec.trust_pickle), *tokenizer_problems(tokenizer)]
     if spec.trust_remote_code:
-        problems += modules_elsewhere(weights)[1]
+        problems += modules_elsewhere(weights, use)[1]
     if problems:
         raise ConfigError(problems)
     return ModelSource(weights=weights, tokenizer=tokenizer, name=name)

@@ -17,6 +17,7 @@ from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
+from rankzero.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import ModelSpec, RunSpec
@@ -36,8 +37,8 @@ class TrainedOn:
     """The weights before training, by content, as the manifest of a result or of a checkpoint has them."""
 
     fingerprint: str
-    own_code: bool
-    """Whether the model's own code is in it."""
+    own_code: ModelUse | None
+    """The use of which the model's own code is in it; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +456,10 @@ def _trained_on(directory: Path) -> TrainedOn | None:
     fingerprint, spec = about.get("model"), about.get("spec")
     if not isinstance(fingerprint, str) or not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         return None
-    return TrainedOn(fingerprint, bool(spec["model"].get("trust_remote_code")))
+    if not spec["model"].get("trust_remote_code"):
+        return TrainedOn(fingerprint, None)
+    task = TASKS.get(str(spec.get("task")))
+    return None if task is None else TrainedOn(fingerprint, task.uses)
 
 
 def _stop_ids(directory: Path) -> tuple[int, ...]:

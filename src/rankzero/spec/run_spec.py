@@ -15,7 +15,7 @@ from rankzero.spec.names import RUN_NAME_PATTERN, URL_PATTERN
 from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
 from rankzero.spec.shardings import SHARDINGS
-from rankzero.spec.tasks import TASKS, TaskSection
+from rankzero.spec.tasks import TASKS, ModelUse, TaskSection
 
 _PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -348,3 +348,8 @@ class RunSpec(Section):
     def task_section(self) -> TaskSection:
         """What its task needs of data and model."""
         return TASKS[self.task]
+
+    @property
+    def own_code(self) -> ModelUse | None:
+        """The use for which the model's own code may run; None where none may."""
+        return self.task_section.uses if self.model.trust_remote_code else None

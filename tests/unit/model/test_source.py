@@ -16,11 +16,12 @@ from rankzero.data.read import hashing
 from rankzero.errors import ConfigError, ExitCode
 from rankzero.forecast.without_torch import model_directory
 from rankzero.model.files import gguf_place
-from rankzero.model.load import load_config, load_model, load_tokenizer, unembedded_tokens
+from rankzero.model.load import _CLASSES, load_config, load_model, load_tokenizer, unembedded_tokens
 from rankzero.model.source import another_base, locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.run_dir.result import TrainedOn
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
+from rankzero.spec.tasks import ModelUse
 from tests.support.servers import RefusingHub, serving
 
 
@@ -222,10 +223,10 @@ def test_any_byte_counts(shard: int, place: int, tmp_path: Path) -> None:
 def test_a_model_s_own_code_counts_where_it_is_run(tmp_path: Path) -> None:
     sharded(tmp_path)
     (tmp_path / "modeling_mine.py").write_text("SCALE = 1")
-    without, before = weights_fingerprint(tmp_path), weights_fingerprint(tmp_path, own_code=True)
+    without, before = weights_fingerprint(tmp_path), weights_fingerprint(tmp_path, own_code="writes")
     assert before != without
     (tmp_path / "modeling_mine.py").write_text("SCALE = 2")
-    assert weights_fingerprint(tmp_path, own_code=True) != before and weights_fingerprint(tmp_path) == without
+    assert weights_fingerprint(tmp_path, own_code="writes") != before and weights_fingerprint(tmp_path) == without
 
 
 def cached_code(cache: Path, repo: str, **modules: str) -> Path:
@@ -250,18 +251,18 @@ def test_code_of_another_repository_is_of_the_model(
     without, spec = weights_fingerprint(copy), local(copy, trust_remote_code=True)
     assert locate(local(copy)).weights == copy, "whose code is not run"
     with pytest.raises(ConfigError, match="the model's code is mine.py of me/code, which is not in") as caught:
-        locate(spec)
+        locate(spec, "writes")
     assert "hf download me/code" in caught.value.problems[0].hint
     modules = {"mine": "from .parts import scale", "parts": "scale = 1", "other": "nothing imports it"}
     code = cached_code(tmp_path / "hub", "me/code", **modules)
-    assert locate(spec).weights == copy
-    before = weights_fingerprint(copy, own_code=True)
+    assert locate(spec, "writes").weights == copy
+    before = weights_fingerprint(copy, own_code="writes")
     for name, counts in (("mine", True), ("parts", True), ("other", False)):
         (code / f"{name}.py").write_text(f"{modules[name]}\n\nAND_MORE = True\n")
-        assert (weights_fingerprint(copy, own_code=True) != before) is counts, name
+        assert (weights_fingerprint(copy, own_code="writes") != before) is counts, name
         (code / f"{name}.py").write_text(modules[name])
-    assert weights_fingerprint(copy, own_code=True) == before != without == weights_fingerprint(copy)
-    source, trained_on = locate(local(copy)), TrainedOn(before, own_code=True)
+    assert weights_fingerprint(copy, own_code="writes") == before != without == weights_fingerprint(copy)
+    source, trained_on = locate(local(copy)), TrainedOn(before, own_code="writes")
     assert another_base(source, trained_on) is None
     earlier = TrainedOn(hashlib.sha256().hexdigest(), own_code=True)  # by a version that left such code out
     assert before.startswith("code:") and another_base(source, earlier) is None
@@ -270,8 +271,47 @@ def test_code_of_another_repository_is_of_the_model(
     flip(copy / "model.safetensors", -1)
     (code / "parts.py").unlink()
     with pytest.raises(ConfigError, match="parts.py of me/code"):
-        weights_fingerprint(copy, own_code=True)
+        weights_fingerprint(copy, own_code="writes")
     assert another_base(source, trained_on) is None, "it is not run, and need not be here"
+
+
+AUTO = {
+    "AutoConfig": "me/code--config.Config",
+    "AutoModel": "me/code--whole.Model",
+    "AutoModelForCausalLM": "me/code--writes.Model",
+    "AutoModelForImageTextToText": "me/code--sees.Model",
+    "AutoModelForSequenceClassification": "me/code--classifies.Model",
+}
+
+
+@pytest.mark.parametrize(
+    ("use", "sees", "runs"),
+    [
+        ("writes", False, {"config", "writes"}),
+        ("writes", True, {"config", "sees"}),
+        ("classifies", False, {"config", "classifies"}),
+        (None, False, {"config"}),
+    ],
+)
+def test_code_that_a_use_never_runs_is_neither_wanted_nor_a_part(
+    use: ModelUse | None, sees: bool, runs: set[str], copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert {one.__name__ for one in _CLASSES.values()} < AUTO.keys(), "all that is ever loaded"
+    config = json.loads((copy / "config.json").read_text()) | {"auto_map": AUTO}
+    (copy / "config.json").write_text(json.dumps({**config, **({"vision_config": {}} if sees else {})}))
+    with pytest.raises(ConfigError) as caught:
+        locate(local(copy, trust_remote_code=True), use)
+    named = {problem.what.split()[4].removesuffix(".py") for problem in caught.value.problems}
+    assert named == runs
+    code = cached_code(tmp_path / "hub", "me/code", **dict.fromkeys(runs, "SCALE = 1"))
+    assert locate(local(copy, trust_remote_code=True), use).weights == copy
+    if use is not None:
+        before = weights_fingerprint(copy, own_code=use)
+        (code / "whole.py").write_text("SCALE = 2")
+        assert weights_fingerprint(copy, own_code=use) == before
+        (code / f"{max(runs)}.py").write_text("SCALE = 2")
+        assert weights_fingerprint(copy, own_code=use) != before
 
 
 def test_large_files_are_read_once_and_again_when_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +351,7 @@ import sys
 from rankzero.errors import RankzeroError
 from rankzero.model.source import locate
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
+from rankzero.spec.tasks import ModelUse
 try:
     locate(ModelSpec(name="org/model"))
 except RankzeroError as error:

@@ -11,7 +11,7 @@ import pytest
 
 from rankzero.errors import ConfigError
 from rankzero.run_dir.paths import TOKENIZER_FILES
-from rankzero.run_dir.result import find_adapter, find_result, named_run, runs_in
+from rankzero.run_dir.result import TrainedOn, find_adapter, find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import close
@@ -246,3 +246,23 @@ def test_any_tokenizer_beside_an_adapter_is_its_own(file: str, tmp_path: Path) -
     (tmp_path / file).touch()
     found = find_result(str(tmp_path), "writes")
     assert found.own_tokenizer and found.model.tokenizer_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "trusted", "known"),
+    [
+        ("sft", True, TrainedOn("f", "writes")),
+        ("classify", True, TrainedOn("f", "classifies")),
+        ("sft", False, TrainedOn("f", None)),
+        ("of another version", True, None),
+    ],
+)
+def test_what_code_of_its_own_a_base_was_known_by(
+    task: str, trusted: bool, known: TrainedOn | None, tmp_path: Path
+) -> None:
+    """That of the use that it was trained for; nothing is known of a use that is unknown."""
+    spec = {"task": task, "model": {"name": "org/base", "trust_remote_code": trusted}}
+    manifest = {"format": 1, "files": {}, "model": "f", "spec": spec}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    assert find_adapter(tmp_path).trained_on == known
