@@ -23,7 +23,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.call_form import with_ids
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
-from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.data.tokens.tokenizer import single_template, template_variables
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, DataError, Problem, UsageError
 from rankzero.model.load import (
@@ -395,8 +395,8 @@ def _rendered(speaker: Speaker, prompt: Prompt) -> str:
     if speaker.vision is None and all(message.plain and not message.tool_calls for message in prompt.messages):
         turns = [turn_of(message) for message in prompt.messages]
     else:
-        parts = take_apart(speaker.tokenizer)
-        template = ChatTemplate(str(parts.chat_template), parts.variables)
+        source = str(single_template(speaker.tokenizer.chat_template))
+        template = ChatTemplate(source, template_variables(speaker.tokenizer))
         in_parts = speaker.vision is not None and reads_parts_only(template)
         keys, knows, form = template.reasoning_keys, template.knows_thoughts, template.call_form
         turns = [

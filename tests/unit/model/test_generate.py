@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +273,21 @@ def test_an_answer_with_its_end_in_its_text_is_compared_without() -> None:
     assert References(Speaker(None, tokenizer, None)).comparable(raw).reference == "the capital"
     chat = Prompt((Message("user", "what ends a text?"),), templated=True, reference="</s>")
     assert References(Speaker(None, tokenizer, None)).comparable(chat) is chat
+
+
+def test_a_prompt_with_calls_is_rendered_whatever_training_would_need_of_the_tokenizer() -> None:
+    """Such as an end token, by which nothing is asked."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
+    turns = ({"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+    row = convert(
+        {"messages": [*turns, {"role": "tool", "content": "There."}, {"role": "assistant", "content": "x"}]}, 1
+    )
+    prompt, texts = Prompt(row[1].messages[:-1], templated=True), []
+    for end in ("<|im_end|>", None):
+        tokenizer = copy.deepcopy(family_tokenizer("qwen3"))
+        tokenizer.eos_token = end
+        texts.append(tokenizer.decode(prompt_ids(Speaker(None, tokenizer, None), prompt)))
+    assert texts[0] == texts[1] and '{"name": "look", "arguments": {"at": 1}}' in texts[0]
 
 
 def test_a_text_that_nobody_put_a_form_on_is_asked_without_an_end() -> None:

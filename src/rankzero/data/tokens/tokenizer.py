@@ -75,10 +75,7 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
             where="model.tokenizer_dir",
             hint="use a tokenizer directory with tokenizer.json (AutoTokenizer.from_pretrained(…).save_pretrained(…))",
         )
-    # Asked through the map: reading an unset token itself makes transformers log an error.
-    variables = {
-        name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, dict))
-    }
+    variables = template_variables(tokenizer)
     eos_id = tokenizer.eos_token_id if "eos_token" in variables else None
     if eos_id is None and trains == "answers":
         raise ConfigError(
@@ -91,7 +88,7 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
     specials = {eos_token, *named} - {""}
     return TokenizerParts(
         backend=backend,
-        chat_template=_single_template(tokenizer.chat_template),
+        chat_template=single_template(tokenizer.chat_template),
         variables=variables,
         eos_token=eos_token,
         eos_id=-1 if eos_id is None else int(eos_id),
@@ -99,6 +96,14 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
         opens_with_bos=opens_with_bos(tokenizer),
         tool_template=_tool_template(tokenizer.chat_template),
     )
+
+
+def template_variables(tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens by the names that a chat template has for them."""
+    # Asked through the map: reading an unset token itself makes transformers log an error.
+    return {
+        name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, dict))
+    }
 
 
 @lru_cache(2)
@@ -144,7 +149,8 @@ def _tool_template(template: Any) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _single_template(template: Any) -> str | None:
+def single_template(template: Any) -> str | None:
+    """The chat template, of several the default. Raises ConfigError where there is none among them."""
     if template is None or isinstance(template, str):
         return template
     if isinstance(template, Mapping) and isinstance(template.get("default"), str):
