@@ -75,9 +75,7 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
     nothing says which those were. Raises StorageError."""
     if trained_on is None:
         return None
-    if (
-        trained_on.own_code is not None
-    ):  # a part of the fingerprint, and not brought where the base is loaded without it
+    if trained_on.own_code is not None:  # it is in the fingerprint, and not here where the base is loaded without it
         elsewhere, missing = modules_elsewhere(source.weights, trained_on.own_code)
         if missing or not [*elsewhere, *modules_beside(source.weights)]:
             return None
