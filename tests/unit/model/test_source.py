@@ -264,7 +264,7 @@ def test_code_of_another_repository_is_of_the_model(
     assert weights_fingerprint(copy, own_code="writes") == before != without == weights_fingerprint(copy)
     source, trained_on = locate(local(copy)), TrainedOn(before, own_code="writes")
     assert another_base(source, trained_on) is None
-    earlier = TrainedOn(hashlib.sha256().hexdigest(), own_code=True)  # by a version that left such code out
+    earlier = TrainedOn(hashlib.sha256().hexdigest(), own_code="writes")  # by a version that left such code out
     assert before.startswith("code:") and another_base(source, earlier) is None
     flip(copy / "model.safetensors", -1)
     assert another_base(source, trained_on) is not None
