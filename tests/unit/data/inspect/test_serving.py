@@ -111,7 +111,8 @@ def test_a_date() -> None:
     first = found.first["date"]
     assert found.causes == {"date": 1}
     assert "26 Jul 2024" in first.training and "26 Jul 2024" not in first.serving
-    assert first.serving.startswith("start|>system\nToday is ") and first.offset > len("<|im_start|>system\nToday is ")
+    # How many characters are shown before the first that differs is fixed, and that is another one on each 26th.
+    assert "system\nToday is " in first.serving and first.offset >= len("<|im_start|>system\nToday is ")
 
 
 def test_another_opening() -> None:

@@ -219,9 +219,11 @@ ORPHANS = """
 import ctypes, os, subprocess, time
 from rankzero.launch.node.pid1 import reap_orphans
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, as to PID 1
-ours = subprocess.Popen(["sh", "-c", "sleep 0 & sleep 0 & read line"], stdin=subprocess.PIPE)
-ours.stdin.close()
+# They end when nobody holds the other end of the pipe, so after the shell, which buries those that end before it.
+read, write = os.pipe()
+ours = subprocess.Popen(["sh", "-c", f"cat <&{read} & cat <&{read} &"], pass_fds=[read])
 ours.wait()
+os.close(write)
 reaped, deadline = [], time.monotonic() + 300
 while len(reaped) < 2 and time.monotonic() < deadline:
     reaped += reap_orphans({ours.pid})
