@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -87,6 +88,8 @@ def main() -> None:
     directory.mkdir()
     os.environ["RANKZERO_CACHE"] = str(directory / "cache")
     make(directory)
+    for file in (file for kind in ("environment.json", "report.*") for file in directory.rglob(kind)):
+        file.write_text(file.read_text().replace(platform.platform(), platform.system()))  # no business of anybody's
     with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
         for name in ("base", "rows.jsonl", "run.yaml", "sweep.yaml", "runs", "sweeps"):
             archive.add(directory / name, name)

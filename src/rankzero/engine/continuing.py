@@ -25,6 +25,7 @@ from rankzero.engine.resume import (
     rows_alike,
 )
 from rankzero.engine.setup import Session
+from rankzero.engine.streams import tokens_of_another_version
 from rankzero.engine.train import is_over
 from rankzero.errors import RankzeroError
 from rankzero.run_dir.atomic import put_back_displaced, write_text
@@ -133,8 +134,11 @@ def restore(
         position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
     accepted = saved.differences.accepted
     in_order = session.device.adds_in_fixed_order
-    otherwise = [*saved.differences.unsure, *moved(saved.layout, layout)]
-    how = how_it_continues(position.step, accepted, otherwise, fixed_order=in_order)
+    unsure = list(saved.differences.unsure)
+    if session.train.waits and tokens_of_another_version(position.stream):
+        unsure.append("another version made the tokens of the rows before")
+    otherwise = moved(saved.layout, layout)
+    how = how_it_continues(position.step, accepted, otherwise, unsure, fixed_order=in_order)
     logger.info("[STEP] %s", how)
     if moves_rows(accepted) and not session.train.waits:
         say_what_is_left_out(position, session, spec)

@@ -196,14 +196,20 @@ def moved(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
     ]
 
 
-def how_it_continues(step: int, accepted: Collection[str], differences: list[str], *, fixed_order: bool) -> str:
+def how_it_continues(
+    step: int, accepted: Collection[str], differences: list[str], unsure: Sequence[str] = (), *, fixed_order: bool
+) -> str:
     """The sentence that says what is the same as if the run had never stopped, and what is not.
 
-    `fixed_order`: the device adds numbers up in the same order every time.
+    `unsure`: why the rows, or the base, may be others. `fixed_order`: the device adds numbers up in the same order
+    every time.
     """
     where = f"continuing from step {step}"
     if accepted:
         return f"{where} with other settings than it was begun with, not bit-exactly: {', '.join(accepted)} changed"
+    if unsure:
+        why = "; ".join([*unsure, *differences])
+        return f"{where} with the same trained weights and optimizer, not bit-exactly: {why}"
     if differences:
         return f"{where} with the same weights, optimizer and rows, not bit-exactly: {'; '.join(differences)}"
     if fixed_order:

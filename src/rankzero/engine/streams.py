@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.loader import Steps
+from rankzero.data.cache.job import CODE_VERSION
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.stream.rows import COUNTED, Feeder, RowStream, StreamPosition, new_directory
 from rankzero.data.pool import worker_count
@@ -42,6 +43,11 @@ def open_stream(stream: Stream, world: World, saved: Mapping[str, Any] | None) -
         feeder = Feeder(stream, position.cursor, directory, workers=workers)
     places = gather_objects(None if directory is None else str(directory))
     return RowStream(stream, position, Path(places[world.rank - world.local_rank]), feeder)
+
+
+def tokens_of_another_version(saved: Mapping[str, Any] | None) -> bool:
+    """Whether another version than this one made the tokens of a stream's window where a checkpoint left it."""
+    return saved is not None and StreamPosition.from_json(saved).code_version != CODE_VERSION
 
 
 def wait_for_rows(

@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankzero.data.cache.stream import rows
+from rankzero.engine import streams
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import ConfigError, DataError, StoppedError
 from rankzero.run_dir.paths import RunDir
@@ -105,6 +107,21 @@ def test_stopped_again_and_again_it_ends_the_same_to_the_last_bit(
     assert ours["tensors"].keys() == whole["tensors"].keys()
     assert all(torch.equal(tensor, whole["tensors"][name]) for name, tensor in ours["tensors"].items())
     assert numbers(spec) == numbers(uninterrupted)
+
+
+def test_rows_of_another_version_come_once_more_and_are_not_called_the_same(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its window may have had other rows."""
+    spec = streamed(tmp_path, tiny)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(3))
+    for module in (rows, streams):
+        monkeypatch.setattr(module, "CODE_VERSION", 10**6)
+    assert run_here(spec, log_level="INFO")["steps"] == STEPS
+    said = log(spec)
+    assert "trained of the window under way come once more" in said
+    assert "not bit-exactly: another version made the tokens" in said
 
 
 def test_bad_rows_end_the_run_once_they_are_due_with_all_before_them_saved(tmp_path: Path, tiny: Path) -> None:

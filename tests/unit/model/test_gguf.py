@@ -267,14 +267,19 @@ def write_bloom(path: Path, *, says: Mapping[str, int] = MappingProxyType({})) -
     return model.eval()
 
 
-def test_a_bloom_says_what_its_architecture_implies(tmp_path: Path) -> None:
+def read_whole(path: Path, model: torch.nn.Module) -> Any:
+    """What the file comes to here, which computes what the model does that was written into it."""
     from transformers import AutoModelForCausalLM
 
-    model = write_bloom(tmp_path / "x.gguf")
-    read = AutoModelForCausalLM.from_pretrained(gguf_as_safetensors(tmp_path / "x.gguf")).eval()
+    read = AutoModelForCausalLM.from_pretrained(gguf_as_safetensors(path)).eval()
     ids = torch.tensor([[5, 9, 17, 33, 21]])
     torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
-    assert read.config.seq_length == 2048
+    return read
+
+
+def test_a_bloom_says_what_its_architecture_implies(tmp_path: Path) -> None:
+    model = write_bloom(tmp_path / "x.gguf")
+    assert read_whole(tmp_path / "x.gguf", model).config.seq_length == 2048
 
 
 @pytest.mark.parametrize("says", [{"feed_forward_length": 2 * WIDTH}, {"attention.head_count_kv": 1}])
@@ -315,9 +320,4 @@ def write_mamba(path: Path) -> torch.nn.Module:
 
 
 def test_a_width_of_layers_that_a_model_has_not_is_no_loss(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = write_mamba(tmp_path / "x.gguf")
-    read = AutoModelForCausalLM.from_pretrained(gguf_as_safetensors(tmp_path / "x.gguf")).eval()
-    ids = torch.tensor([[5, 9, 17, 33, 21]])
-    torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    read_whole(tmp_path / "x.gguf", write_mamba(tmp_path / "x.gguf"))
