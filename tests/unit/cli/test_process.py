@@ -51,13 +51,15 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
 
 
 def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
-    """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any."""
+    """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any. And none of
+    them brings torch's compiler before anything is compiled, which alone takes seconds."""
     code = (
-        "import logging, rankzero.engine.worker, rankzero.model.merge;"
-        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')"
+        "import logging, sys, rankzero.engine.worker, rankzero.model.merge;"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward');"
+        "print([name for name in ('bitsandbytes', 'peft', 'torch._inductor.compile_fx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    assert (done.stdout, done.stderr) == ("['bitsandbytes', 'peft']\n", "")
 
 
 def test_the_first_line_comes_before_anything_is_imported(tmp_path: Path) -> None:
