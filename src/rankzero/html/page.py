@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import BytecodeCache, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from rankzero.wording import counted
@@ -18,12 +19,35 @@ LONGEST = 2000
 """Characters that are shown of one value."""
 
 
+class _Compiled(BytecodeCache):
+    """Templates that this process has compiled: a page is written with each start and end of a run, and shown anew
+    every few seconds, by an environment of its own."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        code = self._codes.get((bucket.key, bucket.checksum))
+        if code is not None:
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._codes[bucket.key, bucket.checksum] = bucket.bytecode_to_string()
+
+
+_COMPILED = _Compiled()
+
+
 def environment(package: str, *, longest: int = LONGEST, redact: Callable[[str], str] = str) -> Environment:
     """What finds a package's templates, and the shared ones. `redact` sees every value before it is cut."""
     one_value = partial(shown, longest=longest, redact=redact)
     here, shared = (PackageLoader(name, "") for name in (package, __package__ or ""))
     made = Environment(
-        loader=ChoiceLoader([here, shared]), autoescape=True, finalize=one_value, undefined=StrictUndefined
+        loader=ChoiceLoader([here, shared]),
+        autoescape=True,
+        finalize=one_value,
+        undefined=StrictUndefined,
+        bytecode_cache=_COMPILED,
     )
     made.filters["count"] = count
     return made
