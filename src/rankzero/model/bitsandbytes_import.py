@@ -1,7 +1,7 @@
 """What bitsandbytes does as it is imported, which peft does wherever it is installed: made quiet, and quick.
 
-It decorates functions that hardly anything calls by `torch.compile`, which loads torch's compiler for it: seconds of CPU
-in each process. Here they are compiled when the first of their calls comes, as torch does with their code anyway.
+It decorates functions that hardly anything calls by `torch.compile`, which loads torch's compiler for it: seconds of
+CPU in each process. Here they are compiled when the first of their calls comes, as torch does with their code anyway.
 """
 
 from __future__ import annotations

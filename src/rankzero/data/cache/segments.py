@@ -20,10 +20,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rankzero.data.cache.dataset import SCHEMA, DatasetStats
 from rankzero.data.cache.encode import Block, EncodedChunk
+from rankzero.data.cache.pictures import ImageFile
 from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, fsync_path, stage_name, write_json
 
 SEGMENT_CHUNKS = 8
@@ -202,20 +204,44 @@ class SegmentWriter:
 
 def record_batch(block: Block, source: int) -> Any:
     """The rows of a chunk as they lie on disk."""
-    rows = len(block.lines)
-    return pa.record_batch(
-        [
-            pa.ListArray.from_arrays(block.offsets, block.input_ids),
-            pa.ListArray.from_arrays(block.range_offsets, block.ranges),
-            pa.ListArray.from_arrays(block.weight_offsets, block.weights),
-            block.supervised,
-            block.loss_weight,
-            block.lines,
-            pa.repeat(pa.scalar(source, pa.int32()), rows),
-            pa.ListArray.from_arrays(block.tie_offsets, block.ties),
-            np.asarray(block.digests, dtype=np.int64),
-            pa.array(block.labels, type=pa.string()),
-            pa.array(block.images, type=SCHEMA.field("images").type),
-        ],
-        schema=SCHEMA,
-    )
+    columns = [
+        _lists(block.offsets, block.input_ids),
+        _lists(block.range_offsets, block.ranges),
+        _lists(block.weight_offsets, block.weights),
+        _column(block.supervised),
+        _column(block.loss_weight),
+        _column(block.lines),
+        _column(np.full(len(block.lines), source, dtype=np.int32)),
+        _lists(block.tie_offsets, block.ties),
+        _column(np.asarray(block.digests, dtype=np.int64)),
+        _labels(block.labels),
+        _images(block.images),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+# `pa.array` imports pandas to know whether it was given something of it: most of a second of each process that writes
+# rows. So what most rows are made of is told in another way.
+
+
+def _column(values: npt.NDArray[Any]) -> Any:
+    plain = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(plain.dtype), len(plain), [None, pa.py_buffer(plain)])
+
+
+def _lists(offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> Any:
+    return pa.ListArray.from_arrays(_column(offsets), _column(values))
+
+
+def _labels(labels: list[str | None]) -> Any:
+    if all(label is None for label in labels):
+        return pa.nulls(len(labels), pa.string())
+    return pa.array(labels, type=pa.string())
+
+
+def _images(images: list[tuple[ImageFile, ...]]) -> Any:
+    kind = SCHEMA.field("images").type
+    if not any(images):
+        nowhere = np.zeros(len(images) + 1, dtype=np.int32)
+        return pa.ListArray.from_arrays(_column(nowhere), pa.nulls(0, kind.value_type))
+    return pa.array(images, type=kind)
