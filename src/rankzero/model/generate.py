@@ -23,7 +23,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.call_form import with_ids
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
-from rankzero.data.tokens.tokenizer import single_template, template_variables
+from rankzero.data.tokens.tokenizer import single_template, tool_template, template_variables
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, DataError, Problem, UsageError
 from rankzero.model.load import (
@@ -392,10 +392,11 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:
     """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images."""
-    if speaker.vision is None and all(message.plain and not message.tool_calls for message in prompt.messages):
+    named, calls = speaker.tokenizer.chat_template, any(message.tool_calls for message in prompt.messages)
+    source = (tool_template(named) if prompt.tools or calls else None) or str(single_template(named))
+    if speaker.vision is None and not calls and all(message.plain for message in prompt.messages):
         turns = [turn_of(message) for message in prompt.messages]
     else:
-        source = str(single_template(speaker.tokenizer.chat_template))
         template = ChatTemplate(source, template_variables(speaker.tokenizer))
         in_parts = speaker.vision is not None and reads_parts_only(template)
         keys, knows, form = template.reasoning_keys, template.knows_thoughts, template.call_form
@@ -403,7 +404,7 @@ def _rendered(speaker: Speaker, prompt: Prompt) -> str:
             turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows, call_form=form)
             for message in with_ids(prompt.messages, form.ids)
         ]
-    options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
+    options = {"add_generation_prompt": True, "tokenize": False, "chat_template": source, **speaker.template_kwargs}
     if prompt.tools:
         options["tools"] = list(prompt.tools)
     return str(speaker.tokenizer.apply_chat_template(turns, **options))

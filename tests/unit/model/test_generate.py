@@ -241,6 +241,25 @@ def test_calls_are_asked_about_with_the_ids_that_they_were_trained_with(family: 
     assert tokenizer.decode(ids) == rendered.text[: rendered.spans[0][0]]
 
 
+def test_calls_are_asked_about_in_the_template_for_tools_and_in_its_form() -> None:
+    """Which is another one than without, and takes arguments as JSON in a string."""
+    seen = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' + ARGUMENTS }}{% endfor %}"
+    end = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    default = seen + calls.replace("ARGUMENTS", "c.function.arguments | tojson") + end
+    of_tools = "{{ tools | tojson }}" + seen + calls.replace("ARGUMENTS", "c.function.arguments") + end
+    tokenizer = tiny_tokenizer(chat_template={"default": default, "tool_use": of_tools})  # type: ignore[arg-type]
+    _, plain = convert(DIALOGUES["calls alone"].row(), 1)
+    assert isinstance(plain, Conversation)
+    for tools in ((), ({"type": "function", "function": {"name": "look", "parameters": {}}},)):
+        row = replace(plain, tools=tools)
+        rendered = Renderer(take_apart(tokenizer), TokenRules(train_on="last_turn")).render(row)
+        assert isinstance(rendered, Rendered)
+        prompt = Prompt(row.messages[:-1], templated=True, tools=row.tools)
+        ids = prompt_ids(Speaker(None, tokenizer, None), prompt)
+        assert tokenizer.decode(ids) == rendered.text[: rendered.spans[0][0]]
+
+
 @pytest.mark.parametrize("around", ["<s> $A", "<s> $A </s>", "$A </s>", "$A"])
 @pytest.mark.parametrize(
     "row",

@@ -94,7 +94,7 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
         eos_id=-1 if eos_id is None else int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
         opens_with_bos=opens_with_bos(tokenizer),
-        tool_template=_tool_template(tokenizer.chat_template),
+        tool_template=tool_template(tokenizer.chat_template),
     )
 
 
@@ -143,8 +143,8 @@ def _keep_whole_offsets(post_processor: Any) -> None:
             _keep_whole_offsets(part)
 
 
-def _tool_template(template: Any) -> str | None:
-    """As transformers chooses: the template of this name, where tools are given."""
+def tool_template(template: Any) -> str | None:
+    """The chat template where tools are given, if that is one of its own: transformers chooses it by its name."""
     named = template.get("tool_use") if isinstance(template, Mapping) else None
     return named if isinstance(named, str) else None
 
