@@ -37,7 +37,7 @@ def named(name: str) -> Prepared:
 
 
 def _read(path: Path) -> Prepared:
-    value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    value = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     nodes, classes = value.get("nodes"), value.get("storage_classes")
     evidence = Evidence(
         run=value["run"],

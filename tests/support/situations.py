@@ -57,7 +57,7 @@ def situations(part: str) -> tuple[Situation, ...]:
 
 
 def _read(path: Path) -> Situation:
-    value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    value = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     expect = value["expect"]
     unknown = set(value) - {"about", "words", "expect", "kind", "pods", "events", "claims", "nodes", "workload"}
     unknown -= {"objects", "status", "spec", "logs", "refused", "labels", "storage_classes"}
