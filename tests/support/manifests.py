@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
+import kubernetes_validate.utils
 import yaml
 
 CORE_VERSIONS = ("1.29", "1.33", "1.37")
@@ -21,6 +21,9 @@ _CUSTOM = {
     "TrainJob": "trainer.kubeflow.org_trainjobs.yaml",
     "TrainingRuntime": "trainer.kubeflow.org_trainingruntimes.yaml",
 }
+
+# All definitions of a version are read for each object, twice half a megabyte; nobody changes them.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
 
 def is_custom(manifest: dict[str, Any]) -> bool:
