@@ -23,7 +23,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.call_form import with_ids
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
-from rankzero.data.tokens.tokenizer import single_template, tool_template, template_variables
+from rankzero.data.tokens.tokenizer import single_template, template_variables, tool_template
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, DataError, Problem, UsageError
 from rankzero.model.load import (
