@@ -85,3 +85,16 @@ def test_a_sweep_goes_on_after_its_trials(left: Path, cli: Cli) -> None:
     assert done.code == 0, done.err
     assert sorted(os.listdir(left / "sweeps/search/trials")) == ["trial-000", "trial-001"]
     assert (left / "sweeps/search/trials/trial-000/final/adapter_model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_a_sweep_goes_on_where_its_directory_was_moved_to(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is trained: its trial is over."""
+    place = unpack(tmp_path / "first")
+    for name, unsure in (("second", True), ("third", False)):
+        place = place.rename(tmp_path / name)
+        monkeypatch.chdir(place)
+        done = cli("sweep sweep.yaml")
+        assert done.code == 0, done.err
+        assert ("which is gone" in done.err) == unsure, "the version before noted no content"

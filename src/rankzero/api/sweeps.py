@@ -14,6 +14,7 @@ from rankzero.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from rankzero.launch.labels import Manifest
     from rankzero.launch.plan import Plan
+    from rankzero.spec.run_spec import RunSpec
     from rankzero.spec.sweep_load import Sweep
     from rankzero.sweep.record import Trial
     from rankzero.sweep.trainer import Trainer
@@ -88,12 +89,12 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     require_sweep()
     if trainer is None:
         require_engine()
+    from rankzero.sweep.contents import contents, eval_files
     from rankzero.sweep.here import Here
-    from rankzero.sweep.outcome import keep_eval_files, keep_setting, require_a_result, write_best
+    from rankzero.sweep.outcome import keep_contents, keep_setting, require_a_result, write_best
     from rankzero.sweep.page import write_sweep_page
     from rankzero.sweep.place import SweepDir
     from rankzero.sweep.record import Record
-    from rankzero.sweep.rows import eval_files
     from rankzero.sweep.run import SweepRun
 
     gpus = 0 if trainer is not None else local_gpu_count(os.environ)
@@ -102,9 +103,11 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     lease = Lease(place.root)
     lease.acquire()
     try:
-        keep_setting(sweep)
+        there = contents(sweep, _weights)
+        for words in keep_setting(sweep, there):
+            say(words)
         record = Record(sweep, place.record)
-        keep_eval_files(sweep, eval_files(sweep), record.trials)
+        keep_contents(sweep, eval_files(sweep), there, record.trials)
         place_of_trials: Trainer
         if trainer is None:
             place_of_trials = Here(sweep.spec.nproc_per_node, parallel, gpus, os.environ, say)
@@ -120,6 +123,16 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
         return SweepResult(sweep, tuple(trials), best)
     finally:
         lease.release()
+
+
+def _weights(run: RunSpec) -> str:
+    """As a checkpoint's manifest has it. Raises as `locate` does."""
+    import logging
+
+    from rankzero.model.source import locate, weights_fingerprint
+
+    directory = locate(run.model, run.task_section.uses).weights
+    return weights_fingerprint(directory, own_code=run.own_code, level=logging.WARNING)
 
 
 def katib_objects(

@@ -32,8 +32,7 @@ from rankzero.run_dir.atomic import put_back_displaced, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
-from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import is_same_setting
+from rankzero.run_dir.setting import is_same_setting, newest_manifest
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import rows_taken

@@ -12,14 +12,13 @@ from pydantic import ValidationError
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import newest_manifest
+from rankzero.run_dir.setting import is_same_setting, newest_manifest
 from rankzero.spec.diff import (
     IDENTITIES,
     LENGTH,
     Change,
     compare,
     differ,
-    is_same_setting,
     name_beside,
     other_places,
     perhaps_the_same,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from pydantic import ValidationError
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.diff import beside_prefix, is_same_setting, name_beside
+from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.diff import Change, beside_prefix, compare, identity_at, name_beside, perhaps_the_same
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -79,6 +81,38 @@ def _is_of(manifest: Mapping[str, Any], spec: RunSpec) -> bool:
         return is_same_setting(RunSpec.model_validate(manifest["spec"]), spec)
     except ValidationError:  # of a version whose specs this one does not read: another setting, whatever it is
         return False
+
+
+def is_same_setting(old: RunSpec, new: RunSpec) -> bool:
+    """Whether both say the same of what is trained, on what and how. Other data at another place is another setting;
+    what has moved is the same, until its content is compared."""
+    return not any(change.another_setting and not has_moved(change) for change in compare(old, new))
+
+
+def has_moved(change: Change) -> bool:
+    """Whether what stood at a place may stand at another one now: that has the same name, and at the old one nothing
+    is any more."""
+    if identity_at(change.field) is None or change.old is None or change.new is None:
+        return False
+    return perhaps_the_same(change) and not any(map(_is_there, _paths(change.old, change.new)))
+
+
+def _paths(old: Any, new: Any) -> Iterator[str]:
+    """The absolute paths of old that new does not have at the same point."""
+    if isinstance(old, str) and old != new and old.startswith("/"):
+        yield old
+    elif isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() & new.keys():
+            yield from _paths(old[key], new[key])
+    elif isinstance(old, list) and isinstance(new, list):
+        for one, other in zip(old, new, strict=False):
+            yield from _paths(one, other)
+
+
+def _is_there(path: str) -> bool:
+    """Whether a path stands for anything here, a pattern too, with a number of rows behind it or without."""
+    path = parse_data_path(path, os.path.exists).path
+    return os.path.exists(path) or bool(glob.glob(path))
 
 
 def _run_dir(spec: RunSpec) -> RunDir:

@@ -56,7 +56,6 @@ PLACES = {
 }
 """Where data, model and template are, by the identity that what stands there has: as harmless, since it is compared by
 content where that is known."""
-_PLACES = tuple(field for fields in PLACES.values() for field in fields)
 
 _FIXED = frozenset(
     {
@@ -85,7 +84,7 @@ class Change:
     @property
     def another_setting(self) -> bool:
         """Whether another thing is trained, on other data or otherwise, as far as the spec alone says."""
-        return not self.harmless or _is_one_of(self.field, _PLACES)
+        return not self.harmless or identity_at(self.field) is not None
 
 
 def compare(old: RunSpec, new: RunSpec) -> list[Change]:
@@ -100,9 +99,14 @@ def compare(old: RunSpec, new: RunSpec) -> list[Change]:
     ]
 
 
+def identity_at(field: str) -> str | None:
+    """The identity that what stands at this place has; None of a field that is no place of one."""
+    return next((identity for identity, fields in PLACES.items() if _is_one_of(field, fields)), None)
+
+
 def other_places(identity: str, old: RunSpec, new: RunSpec) -> list[Change]:
     """Where the places of this identity differ."""
-    return [change for change in compare(old, new) if _is_one_of(change.field, PLACES.get(identity, ()))]
+    return [change for change in compare(old, new) if identity_at(change.field) == identity]
 
 
 def perhaps_the_same(change: Change) -> bool:
@@ -158,16 +162,11 @@ def _unused(spec: RunSpec) -> set[str]:
 
 
 def _is_harmless(field: str) -> bool:
-    return _is_one_of(field, (*_HARMLESS, *_PLACES))
+    return _is_one_of(field, _HARMLESS) or identity_at(field) is not None
 
 
 def _is_one_of(field: str, known: tuple[str, ...]) -> bool:
     return any(field == one or field.startswith(f"{one}.") for one in known)
-
-
-def is_same_setting(old: RunSpec, new: RunSpec) -> bool:
-    """Whether both say the same of what is trained, on what and how; other data at another place is another setting."""
-    return not any(change.another_setting for change in compare(old, new))
 
 
 def name_beside(spec: RunSpec) -> str:

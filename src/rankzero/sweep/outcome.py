@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from rankzero.errors import ConfigError, ExitCode, Problem, RankzeroError
 from rankzero.run_dir.atomic import write_json, write_text
-from rankzero.spec.diff import compare
+from rankzero.run_dir.setting import has_moved
+from rankzero.spec.diff import IDENTITIES, Change, compare, differ, identity_at
 from rankzero.spec.resolve import to_yaml
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import EvalFraction, RunSpec
 from rankzero.spec.search_space import chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_spec
 from rankzero.spec.sweep_spec import SweepSpec
@@ -27,6 +28,8 @@ _SCORING = frozenset({"checkpoint.best_metric", "checkpoint.final", "eval.every"
 """Fields of a run that change none of its steps, but by which trials are compared, pruned or ended."""
 _EVAL_FILES = "eval_files"
 """Besides the setting: a digest of what trials were evaluated on."""
+_CONTENTS = "contents"
+"""Besides the setting: what stands at the places that it names, by its identity."""
 
 
 def setting_of(sweep: Sweep) -> dict[str, Any]:
@@ -39,15 +42,16 @@ def _of_trials(spec: SweepSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", exclude=set(_MAY_CHANGE))
 
 
-def keep_setting(sweep: Sweep) -> None:
+def keep_setting(sweep: Sweep, contents: Mapping[str, str]) -> list[str]:
     """Write it, or raise ConfigError with every field in which the directory's trials follow from something else.
 
-    What a run may change between two starts, a sweep may.
+    What a run may change between two starts, a sweep may; and what stands at the run's places may move, as long as it
+    is the same: `contents` has it now. Returns what is taken for the same without being known to be, in words.
     """
     file, now = SweepDir(sweep.directory).setting, setting_of(sweep)
     if not file.is_file():
         write_json(file, now)
-        return
+        return []
     before = json.loads(file.read_text(encoding="utf-8"))
     try:  # by this version's specs, in which a field that it added has its default
         kept = SweepSpec.model_validate({**before["sweep"], "run": sweep.spec.run})
@@ -57,11 +61,18 @@ def keep_setting(sweep: Sweep) -> None:
         raise ConfigError(what, where=str(file), hint="give this sweep another name, which begins it anew") from error
     old, new = ({f"sweep: {field}": value for field, value in _leaves(_of_trials(one))} for one in (kept, sweep.spec))
     changes = [(field, old.get(field), new.get(field)) for field in dict.fromkeys((*old, *new))]
-    changes += [
-        (f"run: {change.field}", change.old, change.new)
-        for change in compare(run, sweep.run)
-        if change.another_setting or change.field in _SCORING
-    ]
+    unsure = []
+    for change in compare(run, sweep.run):
+        if not change.another_setting and change.field not in _SCORING:
+            continue
+        moved = _has_moved(change, before.get(_CONTENTS, {}), contents, for_pods=sweep.for_pods)
+        if moved is None:
+            unsure.append(
+                f"{change.field} was {shown(change.old)}, which is gone: {shown(change.new)} is taken for the same, "
+                "which an earlier version did not note"
+            )
+        elif not moved:
+            changes.append((f"run: {change.field}", change.old, change.new))
     hint = "give this sweep another name, or set it back; trials and parallel may change"
     problems = [
         Problem(f"was {shown(was)}, is {shown(value)}", f"{file.parent}: {field}", hint)
@@ -74,22 +85,42 @@ def keep_setting(sweep: Sweep) -> None:
         problems.append(Problem(what, f"{file.parent}: sweep: order of parameters", hint))
     if problems:
         raise ConfigError(problems)
+    return unsure
 
 
-def keep_eval_files(sweep: Sweep, digest: str | None, trials: Sequence[Trial]) -> None:
-    """Note what trials are evaluated on, or raise ConfigError where others were evaluated on something else. Until one
-    was, files may be mended."""
+def _has_moved(change: Change, before: Mapping[str, str], now: Mapping[str, str], *, for_pods: bool) -> bool | None:
+    """Whether the same stands at the place that a field names now; None: it may, and what stood there is not known."""
+    identity = identity_at(change.field)
+    if identity is None:
+        return False
+    apart = differ(before[identity], now[identity]) if identity in before and identity in now else None
+    if apart is None:
+        return None if has_moved(change) and not for_pods else False
+    return not apart
+
+
+def keep_contents(sweep: Sweep, eval_files: str | None, contents: Mapping[str, str], trials: Sequence[Trial]) -> None:
+    """Note what trials are evaluated on and made of, or raise ConfigError where others were evaluated on something
+    else, or made of it. Until one was scored, files may be mended."""
     file = SweepDir(sweep.directory).setting
     kept = json.loads(file.read_text(encoding="utf-8"))
-    known = kept.get(_EVAL_FILES)
-    if known == digest:
-        return
     scored = [trial.number for trial in trials if trial.evaluations or trial.value is not None]
-    if scored and known is not None:
-        what = f"the files hold something else than when trial {scored[0]} was evaluated: scores would not compare"
+    known, before = kept.get(_EVAL_FILES), kept.get(_CONTENTS, {})
+    changed = [name for name, what in contents.items() if name in before and differ(before[name], what)]
+    found = {name: f"{IDENTITIES[name].partition(' (')[0]} changed since trial {{}} was scored" for name in changed}
+    if known not in (None, eval_files):
+        told = {"eval_data", *(["data"] if isinstance(sweep.run.data.eval, EvalFraction) else [])}
+        rest = {name: what for name, what in found.items() if name not in told}
+        found = {"data.eval": "the files hold something else than when trial {} was evaluated", **rest}
+    if scored and found:
         hint = "set them back, or give this sweep another name, which begins it anew"
-        raise ConfigError(what, where=f"{file.parent}: data.eval", hint=hint)
-    write_json(file, {**kept, _EVAL_FILES: digest})
+        raise ConfigError(
+            Problem(f"{what.format(scored[0])}: scores would not compare", f"{file.parent}: {field}", hint)
+            for field, what in found.items()
+        )
+    new = {**kept, **setting_of(sweep), _EVAL_FILES: eval_files, _CONTENTS: contents}
+    if new != kept:
+        write_json(file, new)
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -68,8 +68,11 @@ class Record:
         url = URL.create("sqlite", database=str(file)).render_as_string()  # directories may have any name
         with self._storage_errors():
             self._storage = optuna.storages.RDBStorage(url, skip_compatibility_check=False)
+            there = optuna.get_all_study_names(self._storage)
+            # A sweep that was renamed goes on with its trials. Hyperband judges by this name, too.
+            self._name = sweep.name if sweep.name in there or not there else there[0]
             self._study = optuna.create_study(
-                storage=self._storage, study_name=sweep.name, direction=self._direction, load_if_exists=True
+                storage=self._storage, study_name=self._name, direction=self._direction, load_if_exists=True
             )
 
     @property
@@ -156,7 +159,7 @@ class Record:
     def _copy(self, trials: list[FrozenTrial], number: int) -> optuna.Study:
         """The study in memory, with these trials and what the answer for this trial's number is made by."""
         study = optuna.create_study(
-            study_name=self._sweep.name,
+            study_name=self._name,
             direction=self._direction,
             sampler=_sampler(self._sweep, number),
             pruner=_pruner(self._sweep),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rankzero.spec.diff import Change, compare, differ, is_same_setting, name_beside, not_allowable
+from rankzero.run_dir.setting import is_same_setting
+from rankzero.spec.diff import Change, compare, differ, name_beside, not_allowable
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec, TrainSpec

@@ -37,10 +37,14 @@ def known_tokenizer(directory: Path, chat_template: str | None, cache_dir: Path)
     return None
 
 
-def _record(directory: Path, chat_template: str | None, cache_dir: Path) -> Path:
+def tokenizer_files(directory: Path, cache_dir: Path) -> list[list[str]]:
+    """Name and sha256 of each file that a tokenizer may be made of. Raises OSError."""
     names = sorted({path for pattern in _FILES for path in directory.glob(pattern) if path.is_file()})
-    files = [[str(path.relative_to(directory)), file_digest(str(path), cache_dir)] for path in names]
-    template = chat_template
+    return [[str(path.relative_to(directory)), file_digest(str(path), cache_dir)] for path in names]
+
+
+def _record(directory: Path, chat_template: str | None, cache_dir: Path) -> Path:
+    files, template = tokenizer_files(directory, cache_dir), chat_template
     if chat_template is not None and chat_template != PLAIN_TEMPLATE:
         template = file_digest(chat_template, cache_dir)
     decides = json.dumps([files, template, list(_versions())])

@@ -1,0 +1,139 @@
+"""What the files hold that trials are made of and evaluated on, so far as they are this machine's. Knows no run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankzero.data.read.local import local_files
+from rankzero.directories import files_below
+from rankzero.errors import DataError, Problem
+from rankzero.machine import cache_root
+from rankzero.run_dir.atomic import file_sha256
+from rankzero.spec.local_paths import PathField, in_base, local_part, path_fields, with_paths
+from rankzero.spec.run_spec import EvalFraction, ModelSpec, RunSpec, SourceSpec
+from rankzero.spec.sweep_load import Sweep, common_spec
+
+Fingerprint = Callable[[RunSpec], str]
+"""Tells two base models apart whose files are here."""
+
+
+def contents(sweep: Sweep, weights: Fingerprint) -> dict[str, str]:
+    """What stands at the places of the run that is varied, by the identities that runs are compared by: where that is
+    here by its content, whatever its place is called, else by the name of the place, which is a Hub id, a URL or a path
+    on a volume of pods. Raises DataError, ConfigError."""
+    spec = common_spec(sweep)
+    try:
+        data = with_paths(spec, lambda field: _of_field(field, spec, sweep)).data
+        found = {
+            "model": _base(spec, sweep, weights),
+            "tokenizer": [*_tokenizer(spec.model, sweep), data.chat_template],
+            "data": _sources(data.train),
+            "eval_data": data.eval.model_dump() if isinstance(data.eval, EvalFraction) else _sources(data.eval),
+        }
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", where=str(error.filename)) from error
+    return {
+        name: f"files:{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()}"
+        for name, what in found.items()
+    }
+
+
+def eval_files(sweep: Sweep) -> str | None:
+    """A digest of all that trials are evaluated on; None where there are none: a Hub data set, a URL, a volume of pods.
+
+    A held-out share is of the training rows.
+    """
+    spec = common_spec(sweep)
+    part = "data.train" if isinstance(spec.data.eval, EvalFraction) else "data.eval"
+    digests = []
+    for field in path_fields(spec):
+        path = _here(field, sweep) if field.kind == "data" and field.field.startswith(part) else None
+        found = None if path is None else local_files(path)
+        digests += [_digest(name, sweep) for name in found] if isinstance(found, tuple) else []
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else None
+
+
+def _here(field: PathField, sweep: Sweep) -> str | None:
+    """The path of this machine in a field; None where there is none."""
+    part = local_part(field, sweep.run_base)
+    return None if part is None or (sweep.for_pods and os.path.isabs(part.path)) else in_base(part.path, sweep.run_base)
+
+
+def _of_field(field: PathField, spec: RunSpec, sweep: Sweep) -> str:
+    """What is at a path of rows, of their images or of a chat template; else the field as it is."""
+    path = _here(field, sweep) if field.field.startswith("data.") else None
+    if path is None:
+        return field.text
+    if field.kind == "directory":  # rows say which of the images there count, and each trial reads those
+        return _listed(sorted(files_below(Path(path), follow_links=True)), path)
+    if field.kind == "file":
+        return _digest(path, sweep)
+    files = local_files(path)
+    if isinstance(files, Problem):
+        raise DataError(files)
+    part = local_part(field, sweep.run_base)
+    rest = "" if part is None else part.rest
+    if spec.data.streaming and field.field.startswith("data.train"):  # a run reads no file to know it either
+        return _listed([Path(name) for name in files], os.path.dirname(files[0]), times=True) + rest
+    return " ".join(_rows(name, sweep) for name in files) + rest
+
+
+def _listed(files: list[Path], root: str, *, times: bool = False) -> str:
+    """A digest of names, sizes and, where asked for, times of the last change, which copies may keep."""
+    about = [(os.path.relpath(path, root), path.stat()) for path in files if path.exists()]
+    facts = [[name, stat.st_size, stat.st_mtime_ns if times else 0] for name, stat in about]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _sources(given: str | tuple[SourceSpec, ...] | None) -> list[dict[str, Any]]:
+    """One source or several, in one form."""
+    several = [SourceSpec(path=given)] if isinstance(given, str) else given or ()
+    return [source.model_dump(mode="json", exclude_defaults=True) for source in several]
+
+
+def _base(spec: RunSpec, sweep: Sweep, weights: Fingerprint) -> list[Any]:
+    """The base by its content, else its name."""
+    place = _model(spec.model, sweep)
+    if place is None:
+        return [spec.model.name, spec.model.local_dir]
+    return [_digest(place, sweep) if os.path.isfile(place) else weights(spec)]  # a GGUF file is made a directory later
+
+
+def _model(model: ModelSpec, sweep: Sweep) -> str | None:
+    """Where the base is, if it is here; to pods no model is shipped."""
+    if sweep.for_pods or model.local_dir is not None:
+        return None if sweep.for_pods else model.local_dir
+    return _here(PathField("model.name", "model", model.name), sweep)
+
+
+def _tokenizer(model: ModelSpec, sweep: Sweep) -> list[Any]:
+    """The tokenizer's files by their content, else its name."""
+    place = _model(model, sweep) if sweep.for_pods or model.tokenizer_dir is None else model.tokenizer_dir
+    if place is None:
+        return [model.tokenizer_dir or model.local_dir or model.name]
+    if os.path.isfile(place):
+        return [_digest(place, sweep)]  # a GGUF file, which has its tokenizer in it
+    from rankzero.data.cache.known_tokenizers import tokenizer_files
+
+    return tokenizer_files(Path(place), cache_root())
+
+
+def _rows(name: str, sweep: Sweep) -> str:
+    if sweep.for_pods:
+        return _digest(name, sweep)
+    from rankzero.data.read.hashing import content_hash
+
+    return content_hash(name, cache_root())
+
+
+def _digest(name: str, sweep: Sweep) -> str:
+    if sweep.for_pods:  # a small one, by a launcher that may not have what reads rows
+        return file_sha256(Path(name))
+    from rankzero.data.read.hashing import file_digest
+
+    return file_digest(name, cache_root())
