@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.api.data import DataSource
-from rankzero.api.results import Tell, warn
+from rankzero.api.results import Tell, require_a_base, warn
 from rankzero.errors import DataError, Problem, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Listener:
     """How many answers there are, of how many."""
     answered: Callable[[Mapping[str, Sequence[Row]]], None] = lambda _rows: None
     """After each data set, every question and answer till then: before any is graded, which may fail."""
+    tell: Tell = warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,11 @@ def evaluate(
     judge: JudgeSpec | None = None,
     max_new_tokens: int = 256,
     base: bool = True,
+    model: str | None = None,
     listener: Listener | None = None,
-    tell: Tell = warn,
 ) -> Evaluation:
-    """Ask the result of a run, and with `base` its model before training, and compare with what was wanted.
+    """Ask the result of a run, and with `base` its model before training, and compare with what was wanted. `model` is
+    that model, where it is not where the run or an adapter says; of another one than was trained on nothing is kept.
 
     `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
     measured in eval.json, for its page. `listener` hears of it while it goes on.
@@ -115,18 +117,28 @@ def evaluate(
     several = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)
     if not several and tasks is None:
         raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
-    result = find_result(target, "writes")
+    result = find_result(target, "writes", model=model)
     run = run_at(Path(target))
-    before = find_result(target, "writes", base=True) if base and run is not None else None
-    tell(result.changed)
+    before = find_result(target, "writes", base=True, model=model) if base and run is not None else None
+    require_a_base(model, result, base=before is not None)
+    listener = listener or Listener()
+    listener.tell(result.changed)
     require_engine()
-    from rankzero.model.source import locate, require_trained_base, weights_fingerprint
+    from rankzero.engine.console import logger
+    from rankzero.model.source import another_base, locate, require_trained_base, weights_fingerprint
 
+    is_another = False
     for one in (result, before):
-        if one is not None:
+        if one is None:
+            continue
+        if not one.base_is_given:
             require_trained_base(one.model, one.trained_on)
-    found = _measured(result, before, several, tasks, judge, max_new_tokens, listener or Listener())
-    if run is not None:
+        elif another_base(locate(one.model), one.trained_on) is not None:  # which is said as it is loaded
+            is_another = True
+    found = _measured(result, before, several, tasks, judge, max_new_tokens, listener)
+    if run is not None and is_another:
+        logger.warning("[RESULT] the run does not keep what was measured: the base is another one")
+    elif run is not None:
         asked = {}
         if before is not None:
             base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rankzero.engine.chat import Chat
     from rankzero.model.merge import Merged
     from rankzero.model.predict import Prediction
+    from rankzero.run_dir.result import Result
     from rankzero.spec.sampling import Sampling
 
 Tell = Callable[[tuple[str, ...]], None]
@@ -24,6 +25,15 @@ def warn(names: tuple[str, ...]) -> None:
         warnings.warn(f"{name} is not as the run wrote it", stacklevel=4)
 
 
+def require_a_base(model: str | None, result: Result, *, base: bool) -> None:
+    """Raise UsageError where somebody named a base, and none is used. `base`: it is, whatever the result is."""
+    from rankzero.errors import UsageError
+
+    if model is not None and result.adapter is None and not base:
+        what = "this is a whole model, which needs no base"
+        raise UsageError(what, where=f"--model {model}", hint="leave it out")
+
+
 def generate(
     target: str,
     prompts: Sequence[str],
@@ -31,10 +41,11 @@ def generate(
     images: Sequence[str] = (),
     max_new_tokens: int = 128,
     base: bool = False,
+    model: str | None = None,
     tell: Tell = warn,
 ) -> list[str]:
     """One greedy reply to each prompt. `target` is a run directory, an adapter's, or any model; `base`: the run's model
-    as it was before training.
+    as it was before training; `model` is that, where it is not where the run or the adapter says.
 
     All prompts are about all `images`, which stand where a prompt has `<image>`, else before it. Raises ConfigError
     where there is no such run or it has no result, StorageError where its weights are damaged.
@@ -42,7 +53,8 @@ def generate(
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result
 
-    result = find_result(target, "writes", base=base)
+    result = find_result(target, "writes", base=base, model=model)
+    require_a_base(model, result, base=base)
     tell(result.changed)
     require_engine()
     from rankzero.engine.ask import ask
@@ -57,9 +69,10 @@ def chat(
     system: str | None = None,
     base: bool = False,
     compare: bool = False,
+    model: str | None = None,
     tell: Tell = warn,
 ) -> Chat:
-    """A conversation with what `target` stands for, as for `generate`, loaded once: `ask`, `reset`.
+    """A conversation with what `target` and `model` stand for, as for `generate`, loaded once: `ask`, `reset`.
 
     `compare`: also with the run's model before training, each answering for itself. Raises ConfigError where there is
     no such run, or it has no result.
@@ -70,8 +83,9 @@ def chat(
 
     if base and compare:
         raise UsageError("the base alone, or both beside each other", where="compare", hint="leave base out")
-    result = find_result(target, "writes", base=base)
-    before = find_result(target, "writes", base=True) if compare else None
+    result = find_result(target, "writes", base=base, model=model)
+    before = find_result(target, "writes", base=True, model=model) if compare else None
+    require_a_base(model, result, base=base or compare)
     tell(result.changed)
     require_engine()
     from rankzero.engine.chat import open_chat

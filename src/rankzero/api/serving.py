@@ -34,6 +34,8 @@ class Serving:
     adapter: Path | None
     """What is merged with its base into `server.model`; None: `weights` is a whole model."""
     weights: Path
+    base: str | None = None
+    """Where the adapter's base is, where somebody named it."""
 
     @property
     def is_prepared(self) -> bool:
@@ -49,12 +51,15 @@ def plan_serving(
     host: str = "127.0.0.1",
     port: int = 8000,
     more: Sequence[str] = (),
+    model: str | None = None,
 ) -> Serving:
-    """How `target` (a run directory, an adapter's, or a model's) is served under `name`, by default the run's.
+    """How `target` (a run directory, an adapter's, or a model's) is served under `name`, by default the run's. `model`
+    is an adapter's base, where that is not where the run or the adapter says.
 
     Reads the result, to see that it is what the run wrote. Raises ConfigError where there is no result, or no server is
     installed, UsageError for a name that cannot be one, StorageError where weights are damaged.
     """
+    from rankzero.api.results import require_a_base
     from rankzero.launch.serving import Server, choose_engine
     from rankzero.machine import cache_root
     from rankzero.run_dir.result import find_result
@@ -63,7 +68,8 @@ def plan_serving(
     if not _NAME.fullmatch(called):
         hint = "letters, digits, dots, dashes and underscores: --name my-model"
         raise UsageError(f"{called!r} cannot be a model's name", where="--name", hint=hint)
-    result = find_result(target, "writes")
+    result = find_result(target, "writes", model=model)
+    require_a_base(model, result, base=False)
     chosen = choose_engine(engine)
     weights = result.adapter or Path(str(result.model.local_dir or result.model.name)).expanduser()
     if not weights.is_dir():
@@ -79,7 +85,7 @@ def plan_serving(
         more=tuple(more),
         trust_remote_code=result.model.trust_remote_code,
     )
-    return Serving(server, _adapter_of(target, result), Path(os.path.realpath(weights)))
+    return Serving(server, _adapter_of(target, result), Path(os.path.realpath(weights)), model)
 
 
 def prepare(serving: Serving) -> None:
@@ -95,7 +101,7 @@ def prepare(serving: Serving) -> None:
     if serving.is_prepared:
         return
     if serving.adapter is not None:
-        merge(str(serving.adapter), serving.server.model)
+        merge(str(serving.adapter), serving.server.model, model=serving.base)
         return
     with storage_errors(serving.server.model):
         serving.server.model.parent.mkdir(parents=True, exist_ok=True)
@@ -136,15 +142,24 @@ def _adapter_of(target: str, result: Result) -> Path | None:
 
 def _state_of(weights: Path, result: Result) -> str:
     """Tells one state of a directory from the next, of an adapter with its base: a run that went on has another result
-    under the same name. A base that its manifest knows by content is in it so, since no other one is merged."""
+    under the same name. A base that its manifest knows by content is in it so, unless somebody has named another."""
     facts = _files(weights)
     if result.adapter is not None:
         base = Path(result.model.local_dir or result.model.name).expanduser()
-        if result.trained_on is not None:
+        if result.trained_on is not None and not (result.base_is_given and _is_another(base, result)):
             facts.append(result.trained_on.fingerprint)
         elif base.is_dir():
             facts += _files(base)
+        elif result.base_is_given:
+            facts.append(result.model.name)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _is_another(base: Path, result: Result) -> bool:
+    """Whether a base that was named may be another one than was trained on: one of the Hub is not fetched to know."""
+    from rankzero.model.source import another_base, locate
+
+    return not base.is_dir() or another_base(locate(result.model), result.trained_on) is not None
 
 
 def _files(directory: Path) -> list[str]:

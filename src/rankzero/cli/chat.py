@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.target import TargetArgument
+from rankzero.cli.target import BaseOption, TargetArgument
 from rankzero.errors import DataError, RankzeroError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _COMMANDS = ("/exit", "/help", "/image", "/quit", "/reset")
 
 
 def chat(
-    model: TargetArgument,
+    target: TargetArgument,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     image: Annotated[
         list[str] | None, typer.Option("--image", metavar="FILE", help="What the first message is about; repeatable.")
@@ -36,6 +36,7 @@ def chat(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     base: Annotated[bool, typer.Option("--base", help="Talk with the run's model as it was before training.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Base and tuned answer, each for itself.")] = False,
+    model: BaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="An object {prompt, replies} a line.")] = False,
 ) -> None:
     """Talk with the result of a run, or any model.
@@ -48,7 +49,7 @@ def chat(
     from rankzero.spec.sampling import Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
-    opened = open_chat(model, sampling, system=system, base=base, compare=compare, tell=warn_of_changes)
+    opened = open_chat(target, sampling, system=system, base=base, compare=compare, model=model, tell=warn_of_changes)
     talk = Talk(opened, as_json=as_json, attended=sys.stdin.isatty(), images=list(image or ()))
     for line in lines(talk.attended):
         if not talk.hear(line):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
-from rankzero.cli.target import TargetArgument
+from rankzero.cli.target import BaseOption, TargetArgument
 from rankzero.cli.typed import refuse_typed
 from rankzero.errors import UsageError
 
@@ -31,7 +32,7 @@ _OF_TASKS = ("task_dir", "limit", "batch_size")
 
 def evaluate(
     context: typer.Context,
-    model: TargetArgument,
+    target: TargetArgument,
     data: Annotated[
         list[str] | None, typer.Option("--data", metavar="FILE", help="Rows as in data.eval; repeatable.")
     ] = None,
@@ -54,6 +55,7 @@ def evaluate(
     base: Annotated[
         bool, typer.Option("--base/--no-base", help="Also the run's model as it was before training.")
     ] = True,
+    model: BaseOption = None,
     answers: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every question and answer here, an object a line.")
     ] = None,
@@ -78,19 +80,19 @@ def evaluate(
     if answers is not None:
         _require_other_files(answers, data or ())
         _require_place(answers)
-    listener = Listener(_progress)
+    listener = Listener(_progress, tell=warn_of_changes)
     if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end
-        listener = Listener(_progress, partial(_write_answers, answers))
+        listener = replace(listener, answered=partial(_write_answers, answers))
     shape = {"format": row_format, "columns": column_map(columns), "header": "auto" if header is None else header}
     found = measure(
-        model,
+        target,
         [{"path": path, **shape} for path in data or ()],
         tasks=TaskSpec(task, task_dir, limit, batch_size) if task else None,
         judge=JudgeSpec(judge, judge_model) if judge and judge_model else None,
         max_new_tokens=max_new_tokens,
         base=base,
+        model=model,
         listener=listener,
-        tell=warn_of_changes,
     )
     if answers is not None:
         _write_answers(answers, found.rows)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rankzero.cli.merge import BaseChoice
-from rankzero.cli.target import TargetArgument
+from rankzero.cli.target import BaseOption, TargetArgument
 from rankzero.errors import Problem, UsageError
 from rankzero.wording import in_bytes
 
@@ -66,9 +66,7 @@ def export(
     base: Annotated[
         BaseChoice | None, typer.Option("--base", help="Of an adapter that is merged: as of rankzero merge.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The base, where it is not where the adapter says.")
-    ] = None,
+    model: BaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a result in another program's form, or push it to the Hub.

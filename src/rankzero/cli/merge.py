@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.target import AdapterArgument
+from rankzero.cli.target import AdapterArgument, BaseOption
 
 
 class BaseChoice(StrEnum):
@@ -29,9 +29,7 @@ def merge(
             "measured hold for these), or to those in the base's files.",
         ),
     ] = BaseChoice.TRAINED,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The base, where it is not where the adapter says.")
-    ] = None,
+    model: BaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a run's adapter and its base as one model, and prove it.

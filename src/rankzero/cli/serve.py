@@ -13,7 +13,7 @@ import typer
 
 from rankzero.cli.completion import run_names
 from rankzero.cli.render import ThereOption
-from rankzero.cli.target import place_of
+from rankzero.cli.target import BaseOption, place_of
 from rankzero.cli.typed import refuse_typed
 from rankzero.errors import ServiceError, StopNow
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankzero.api.serving import Serving
 
 
-_HERE = ("host", "wait", "ready_file", "only_print")
+_HERE = ("host", "wait", "ready_file", "only_print", "model")
 _THERE = ("image", "output", "gpus")
 
 
@@ -53,6 +53,7 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Made when the first request was answered; for probes.")
     ] = None,
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands that would be run.")] = False,
+    model: BaseOption = None,
     cluster: ThereOption = None,
     image: Annotated[str | None, typer.Option(help="With --cluster: another image than the workers'.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="With --cluster: GPUs of the pod.")] = 1,
@@ -83,7 +84,7 @@ def serve(
     from rankzero.api.serving import plan_serving
 
     require_engine()
-    serving = plan_serving(run, name=name, engine=engine, host=host, port=port, more=more or [])
+    serving = plan_serving(run, name=name, engine=engine, host=host, port=port, more=more or [], model=model)
     if only_print:
         typer.echo(commands(serving))
         return
@@ -100,7 +101,8 @@ def commands(serving: Serving) -> str:
 def _preparation(serving: Serving) -> str:
     model = shlex.quote(str(serving.server.model))
     if serving.adapter is not None:
-        return f"rankzero merge {shlex.quote(str(serving.adapter))} -o {model}"
+        merge = f"rankzero merge {shlex.quote(str(serving.adapter))} -o {model}"
+        return merge if serving.base is None else f"{merge} --model {shlex.quote(serving.base)}"
     return f"mkdir -p {shlex.quote(str(serving.server.cwd))} && ln -s {shlex.quote(str(serving.weights))} {model}"
 
 

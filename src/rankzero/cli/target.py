@@ -34,3 +34,4 @@ AdapterArgument = Annotated[
         autocompletion=run_names,
     ),
 ]
+BaseOption = Annotated[str | None, typer.Option("--model", help="The base, where it is not where the adapter says.")]

@@ -46,8 +46,7 @@ def merge_adapter(
         if found.base_is_given:
             warn_of_another_base(locate(found.base), found.trained_on)
         else:
-            way_out = "; or name the base (--model), which is then taken"
-            require_trained_base(found.base, found.trained_on, way_out)
+            require_trained_base(found.base, found.trained_on)
         rows = [] if found.run is None else first_rows(spec_of(found.run), found)
         done = merge(
             found.base,
@@ -75,7 +74,7 @@ def first_rows(spec: RunSpec, trained: Adapter) -> list[list[int]]:
     try:
         parts = parts_of(spec.data)
         own = has_tokenizer(trained.directory)  # a checkpoint has none
-        place = spec.model.model_copy(update={"tokenizer_dir": str(trained.directory)} if own else {})
+        place = trained.base.model_copy(update={"tokenizer_dir": str(trained.directory)} if own else {})
         template = None if trained.rendering is None else trained.rendering.chat_template
         tokenizer = load_tokenizer(locate(place), place, template)
         of_tokenizer, rules = take_apart(tokenizer, spec.task_section.trains), token_rules(spec)

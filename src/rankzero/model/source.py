@@ -94,10 +94,11 @@ def warn_of_another_base(source: ModelSource, trained_on: TrainedOn | None) -> N
         _log.warning("[RESULT] %s: %s; %s", problem.where, problem.what, problem.hint)
 
 
-def require_trained_base(spec: ModelSpec, trained_on: TrainedOn | None, way_out: str = "") -> None:
-    """Raise ConfigError, with this way out besides, where the base is another one than the run was trained on; and as
-    `locate` does."""
+def require_trained_base(spec: ModelSpec, trained_on: TrainedOn | None) -> None:
+    """Raise ConfigError where the base, which nobody named, is another one than the run was trained on; and as `locate`
+    does."""
     if trained_on is not None and (problem := another_base(locate(spec), trained_on)) is not None:
+        way_out = "; or name the base (--model), which is then taken"
         raise ConfigError(problem.what, where=problem.where, hint=problem.hint + way_out)
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.run_dir.base import at_place, require_base
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
@@ -29,6 +30,7 @@ WEIGHTS = "model"
 ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_OUTPUT = "runs"
 _WRITE_BASE = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
+_NAME_BASE = f"give --model, or {_WRITE_BASE}"
 _SHOWN = 5
 
 
@@ -62,6 +64,8 @@ class Result:
     """Whether the tokenizer was saved with the weights, with the chat template that they were trained with."""
     trained_on: TrainedOn | None = None
     """What the weights of `model` were, where it is a base, when the run was trained; None: nothing says it."""
+    base_is_given: bool = False
+    """Whether somebody named the base, wherever the run was trained."""
     stop_ids: tuple[int, ...] = ()
     """Of a checkpoint: the tokens that answers end with, the one that was taught among them; () where it does not say.
     A result has them in its generation config."""
@@ -107,24 +111,40 @@ def as_it_was(spec: RunSpec) -> Result:
     )
 
 
-def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
+def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | None = None) -> Result:
     """What `target` stands for: a run directory or the final/ in it, the adapter of one of its checkpoints, another
     adapter's directory, or any model, by directory or Hub id. `base`: the run's model as it was before training.
+    `model`: another place to take that from, of the result where it is an adapter.
 
     Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
-    a model with another use, and where there is no such run; StorageError where its weights are damaged.
+    a model with another use, where there is no such run, or its base is not here any more; StorageError where its
+    weights are damaged.
     """
     directory = Path(target)
     if (run := run_at(directory)) is not None:
-        return _of_run(run, use, base=base)
+        found = _of_run(run, use, base=base)
+        return _with_base(found, model, target, use) if base or found.adapter is not None else found
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
         run = _run_of(directory)
-        return _of_adapter(directory) if run is None else _of_checkpoint(directory, run, use)
+        found = _of_adapter(directory, model, use) if run is None else _of_checkpoint(directory, run, use)
+        return _with_base(found, model, target, use)
     require_target(target)
     whole = _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
     return replace(whole, chat_template_kwargs=_template_kwargs(directory))
+
+
+def _with_base(found: Result, base: str | None, target: str, use: ModelUse) -> Result:
+    """The same with its base taken from another place, where one is named. Raises ConfigError where none is, and the
+    base is not here."""
+    if base is None:
+        require_base(found.model, target, use)
+        return found
+    model = at_place(found.model, base)
+    if found.own_tokenizer:
+        model = model.model_copy(update={"tokenizer_dir": found.model.tokenizer_dir})
+    return replace(found, model=model, base_is_given=True)
 
 
 def find_adapter(path: Path, base: str | None = None) -> Adapter:
@@ -148,8 +168,9 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
     of_run = _run_of(path)
     if of_run is None:
-        named = {"name": base} if base else _base_of(path, f"give --model, or {_WRITE_BASE}")
-        model = ModelSpec.model_validate(named)
+        model = ModelSpec.model_validate(_base_of(path, base, _NAME_BASE))
+        if base is None:
+            require_base(model, str(path), "writes")
         return Adapter(
             path,
             model,
@@ -159,8 +180,11 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
             stop_ids=_stop_ids(path),
         )
     spec = spec_of(of_run)
-    changed = {} if base is None else {"name": base, "revision": None, "local_dir": None, "tokenizer_dir": None}
-    model, labels = spec.model.model_copy(update=changed), _labels(path) or spec.data.labels
+    model, labels = spec.model, _labels(path) or spec.data.labels
+    if base is None:
+        require_base(model, str(path), "writes")
+    else:
+        model = at_place(model, base)
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
     return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None, _stop_ids(path))
 
@@ -393,10 +417,10 @@ def spec_of(run: Path) -> RunSpec:
     return absolute(loaded.spec, loaded.base)
 
 
-def _of_adapter(directory: Path) -> Result:
+def _of_adapter(directory: Path, base: str | None, use: ModelUse) -> Result:
     own = has_tokenizer(directory)
-    base = _base_of(directory, _WRITE_BASE)
-    result = _untrained({**base, "tokenizer_dir": str(directory) if own else None})
+    named = _base_of(directory, base, _WRITE_BASE if use == "classifies" else _NAME_BASE)
+    result = _untrained({**named, "tokenizer_dir": str(directory) if own else None})
     return replace(
         result,
         adapter=directory,
@@ -408,9 +432,11 @@ def _of_adapter(directory: Path) -> Result:
     )
 
 
-def _base_of(adapter: Path, hint: str) -> dict[str, Any]:
-    """Name and revision of the model that an adapter says it belongs to, as a spec has them. Raises ConfigError with
-    `hint` where it says none."""
+def _base_of(adapter: Path, base: str | None, hint: str) -> dict[str, Any]:
+    """Name and revision of the model that an adapter says it belongs to, as a spec has them; of `base` the name, where
+    one is named. Raises ConfigError with `hint` where nothing says it."""
+    if base is not None:
+        return {"name": base}
     file = adapter / ADAPTER_CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -14,10 +14,11 @@ import rankzero
 from rankzero.api.exports import export
 from rankzero.api.results import merge
 from rankzero.api.serving import plan_serving
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, UsageError
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.atomic import commit_directory
 from tests.support.adapters import tiny_adapter
+from tests.support.cli import Cli
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 OTHERS = "these are not the weights that the run was trained on"
@@ -115,3 +116,83 @@ def test_what_is_served_has_a_place_for_each_base(run: Path, own_cache: Path, mo
     assert second != first and plan_serving(str(run)).server.model == second
     (run.parent / "base" / "model.safetensors").write_bytes(b"another")
     assert plan_serving(str(run)).server.model != second
+
+
+@pytest.fixture
+def moved(run: Path, tmp_path: Path) -> Path:
+    """Where the base lies now."""
+    return (tmp_path / "base").rename(tmp_path / "mount")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_base_that_has_moved_is_named(
+    run: Path, moved: Path, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, target = write_jsonl(tmp_path / "rows.jsonl", chat_rows(2)), str(run / place)
+    for use in (
+        lambda: rankzero.generate(target, ["Ping"], max_new_tokens=2),
+        lambda: rankzero.chat(target),
+        lambda: rankzero.evaluate(target, rows, max_new_tokens=2),
+        lambda: plan_serving(target),
+        lambda: merge(target, tmp_path / "merged"),
+        lambda: export(target, tmp_path / "exported"),
+    ):
+        with pytest.raises(ConfigError, match="the base is not here any more") as refused:
+            use()
+        (problem,) = refused.value.problems
+        assert str(tmp_path / "base") in problem.what and "--model" in problem.hint and problem.where == target
+    assert rankzero.generate(target, ["Ping"], max_new_tokens=2, model=str(moved))
+    assert rankzero.chat(target, compare=not place.startswith("checkpoints"), model=str(moved)).ask("Ping")
+    assert rankzero.evaluate(target, rows, max_new_tokens=2, model=str(moved)).sets
+    assert (run / "eval.json").exists() == (not place.startswith("checkpoints"))
+    assert OTHERS not in caplog.text
+
+
+def test_commands_take_the_base_from_where_it_is_now(run: Path, moved: Path, tmp_path: Path, cli: Cli) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", chat_rows(2))
+    for command in (
+        f'generate {run} "Ping" --max-new-tokens 2',
+        f"chat {run} --max-new-tokens 2",
+        f"eval {run} --data {tmp_path}/rows.jsonl --max-new-tokens 2",
+        f"serve {run} --print --engine transformers",
+    ):
+        refused = cli(command)
+        assert refused.code == 78 and "say where it is now: --model" in refused.err, refused.err
+        done = cli(f"{command} --model {moved}")
+        assert done.code == 0 and OTHERS not in done.err, done.err
+    assert f"rankzero merge {run} -o " in done.out and f" --model {moved}\n" in done.out
+
+
+def test_another_base_that_is_named_is_taken_and_said(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by merge; what comes of it is not kept as the run's."""
+    rows, other = write_jsonl(tmp_path / "rows.jsonl", chat_rows(2)), str(tiny_model(tmp_path / "other", seed=1))
+    rankzero.evaluate(str(run), rows, max_new_tokens=2)
+    kept = (run / "eval.json").read_text()
+    assert OTHERS not in caplog.text
+    rankzero.generate(str(run), ["Ping"], max_new_tokens=2, model=other)
+    assert caplog.text.count(OTHERS) == 1
+    rankzero.evaluate(str(run), rows, max_new_tokens=2, model=other)
+    assert caplog.text.count(OTHERS) == 2 and "does not keep what was measured" in caplog.text
+    assert (run / "eval.json").read_text() == kept
+
+
+def test_a_served_merge_is_of_the_base_that_was_named(
+    run: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankzero.launch.serving.choose_engine", lambda _engine: "vllm")
+    own = plan_serving(str(run)).server.model
+    same = shutil.copytree(tmp_path / "base", tmp_path / "mount")
+    assert plan_serving(str(run), model=str(same)).server.model == own
+    other = tiny_model(tmp_path / "other", seed=1)
+    places = [plan_serving(str(run), model=name).server.model for name in (str(other), "org/base")]
+    assert len({own, *places}) == 3
+
+
+def test_a_whole_model_has_no_base_to_name(run: Path, tmp_path: Path) -> None:
+    for target in (str(tmp_path / "base"), "org/model"):
+        with pytest.raises(UsageError, match="needs no base"):
+            rankzero.generate(target, ["Ping"], model="elsewhere")
+        with pytest.raises(UsageError, match="needs no base"):
+            rankzero.evaluate(target, write_jsonl(tmp_path / "rows.jsonl", chat_rows(2)), model="elsewhere")
