@@ -81,8 +81,8 @@ def set_aside(run_dir: RunDir, found: Found) -> None:
 
 
 def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
-    """Begin anew what counts starts, where those were of another setting that had the directory and saved nothing in
-    it. Files are emptied, not removed: copies in object stores follow."""
+    """Begin anew what counts starts, and what they have logged, where those were of another setting that had the
+    directory and saved nothing in it. Files are emptied, not removed: copies in object stores follow."""
     if not run_dir.spec.is_file() or newest_manifest(run_dir) is not None:
         return
     try:
@@ -90,7 +90,7 @@ def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
             return
     except RankzeroError:  # of a version whose specs this one does not read: another setting, whatever it is
         pass
-    for path in (run_dir.starts, run_dir.restarts):
+    for path in (run_dir.starts, run_dir.restarts, *run_dir.logs()):
         if path.is_file():
             write_text(path, "")
             logger.info("[STEP] %s was of other settings, and begins anew", path.name)

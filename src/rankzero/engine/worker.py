@@ -239,7 +239,7 @@ def place_of(world: World) -> str:
 def claim_directory(
     run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], inputs: Inputs, world: World, console: RunConsole
 ) -> None:
-    """Make the run directory this run's: what it is, what it runs on, and a log for each rank."""
+    """Make the run directory this run's: what it is, what it runs on, and a log for each rank. A collective."""
     if world.is_main:
         run_dir.checkpoints.mkdir(parents=True, exist_ok=True)
         for parent in (run_dir.root, run_dir.checkpoints):
@@ -255,6 +255,7 @@ def claim_directory(
         parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows yet
         known = {name: part for name, part in parts.items() if isinstance(part, TokenizedDataset)}
         write_json(run_dir.data, {name: summary(part) for name, part in known.items()})
+    broadcast_object(None)  # no rank writes into a log that the first one may yet empty
     console.log_to(run_dir.log(world.rank))
     require_one_volume(run_dir, world)
 

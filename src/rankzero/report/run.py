@@ -266,8 +266,7 @@ def _of_report(report: Mapping[str, Any]) -> list[Notice]:
 def _of_logs(run_dir: RunDir, reader: Reader) -> list[Notice]:
     """What ranks have warned of; the same words of several starts and ranks once."""
     counts: dict[str, tuple[str, int]] = {}
-    logs = sorted((run_dir.root / "logs").glob("rank-*.log"), key=lambda path: (len(path.name), path.name))
-    for log in logs:
+    for log in run_dir.logs():
         for line in reader.text(log).splitlines():
             match = _MARKED.match(line)
             if match is not None:

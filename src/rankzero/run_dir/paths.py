@@ -110,6 +110,10 @@ class RunDir:
     def log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank-{rank}.log"
 
+    def logs(self) -> list[Path]:
+        """The logs of all ranks, by their number: also of those that a start with more processes had."""
+        return sorted((self.root / "logs").glob("rank-*.log"), key=lambda path: (len(path.name), path.name))
+
     def hang(self, step: int) -> Path:
         """Where the ranks' stacks are kept of a step that did not end."""
         return self.root / "logs" / f"hang-step-{step}"

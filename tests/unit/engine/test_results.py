@@ -26,6 +26,7 @@ from rankzero.engine.finish import write_page
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import StoppedError, StorageError
 from rankzero.model.generate import Reply
+from rankzero.report.run import read_run
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.card import card_of
 from rankzero.run_dir.goodput import KINDS, read_starts
@@ -207,12 +208,19 @@ def test_starts_are_counted_of_one_run_alone(tmp_path: Path, tiny: Path) -> None
             run_here(spec.model_copy(update={"tracking": tracking}), hooks=Hooks(step_begins=fails))
     again = {"time": "2026-01-01T00:00:00+00:00", "restart": 1, "from_step": None, "exit_code": 70, "what": "it failed"}
     (root / "restarts.jsonl").write_text(json.dumps(again) + "\n")
+    for rank in range(2):  # there may have been more processes
+        with (root / "logs" / f"rank-{rank}.log").open("a") as log:
+            log.write("12:00:00 WARNING [DATA] of the other spec\n")
+    assert any("other spec" in notice.what for notice in read_run(root, 0.0).notices)
     assert len(read_starts(root / "starts.jsonl")) == 2, "settings that change nothing of the steps are the same run's"
     other = spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": 0.5})})
     run_here(other)
     assert [start.ended for start in read_starts(root / "starts.jsonl")] == ["finished"]
     assert json.loads((root / "goodput.json").read_text())["starts"] == 1
     assert (root / "restarts.jsonl").read_text() == ""
+    assert not any("other spec" in notice.what for notice in read_run(root, 0.0).notices)
+    log = (root / "logs" / "rank-0.log").read_text()
+    assert "[DONE]" in log and "rank-1.log was of other settings" in log, "its own lines, from the first on"
 
 
 def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:
