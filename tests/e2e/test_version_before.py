@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.cli import Cli
-from tests.support.version_before import PLACE, unpack
+from tests.support.version_before import PLACE, unpack, unpack_as_it_is
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("one_thread")]
 
@@ -56,27 +57,56 @@ def test_a_finished_run_is_not_trained_again(left: Path, cli: Cli) -> None:
     assert (left / "runs/done/final/adapter_model.safetensors").stat().st_mtime_ns == weights
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "status done",
-        "status stopped",
-        "list",
-        "logs done",
-        "compare done stopped",
-        "report done stopped --compare --output page.html",
-        'generate runs/done "What is 1 plus 2?" --max-new-tokens 2',
-        'generate runs/stopped/checkpoints/step-3/model "What is 1 plus 2?" --max-new-tokens 2',
-        "eval runs/done --data rows.jsonl --max-new-tokens 2",
-        "merge runs/done --output merged",
-        "merge runs/stopped/checkpoints/step-3/model --output merged",
-        "export runs/done --output plain",
-    ],
-)
+COMMANDS = [
+    "status done",
+    "status stopped",
+    "list",
+    "logs done",
+    "compare done stopped",
+    "report done stopped --compare --output page.html",
+    'generate runs/done "What is 1 plus 2?" --max-new-tokens 2',
+    'generate runs/stopped/checkpoints/step-3/model "What is 1 plus 2?" --max-new-tokens 2',
+    "eval runs/done --data rows.jsonl --max-new-tokens 2",
+    "merge runs/done --output merged",
+    "merge runs/stopped/checkpoints/step-3/model --output merged",
+    "export runs/done --output plain",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_knows_it(command: str, left: Path, cli: Cli) -> None:
     done = cli(command)
     assert done.code == 0, done.err
     assert "WARNING" not in done.err and "warning:" not in done.err
+
+
+MOVED = [
+    "status stopped --json",
+    "compare done stopped",
+    'generate runs/done "What is 1 plus 2?" --max-new-tokens 2',
+    'generate runs/done "What is 1 plus 2?" --max-new-tokens 2 --base',
+    'generate sweeps/search/trials/trial-000 "What is 1 plus 2?" --max-new-tokens 2',
+    "serve runs/stopped/checkpoints/step-3/model --print --engine transformers",
+    "eval runs/done --data rows.jsonl --max-new-tokens 2",
+    "merge runs/stopped/checkpoints/step-3/model --output merged",
+    "report done",
+]
+
+
+@pytest.mark.parametrize("command", MOVED)
+def test_a_command_does_the_same_where_all_of_it_was_moved_to(
+    command: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the base: it lies as it lay from the run."""
+    said = []
+    for place in (unpack(tmp_path / "here"), unpack_as_it_is(tmp_path / "moved")):
+        monkeypatch.chdir(place)
+        done = cli(command)
+        assert done.code == 0 and "WARNING" not in done.err, done.err
+        said.append(done.out.replace(str(place), "").replace(PLACE, ""))
+    if command.startswith("serve"):  # a merge is known by where the adapter's files are
+        said = [re.sub(r"/served/\w+/", "", text) for text in said]
+    assert said[0] == said[1]
 
 
 def test_a_sweep_goes_on_after_its_trials(left: Path, cli: Cli) -> None:

@@ -40,11 +40,17 @@ PLACE = "/srv/rankzero-before"
 """Where they are made."""
 
 
-def unpack(directory: Path) -> Path:
-    """base/, rows.jsonl, run.yaml (name: stopped), sweep.yaml, runs/stopped, runs/done and sweeps/search. Their specs
-    name this directory then, as if it had been theirs. Returns where they lie."""
+def unpack_as_it_is(directory: Path) -> Path:
+    """base/, rows.jsonl, run.yaml (name: stopped), sweep.yaml, runs/stopped, runs/done and sweeps/search, as where all
+    of it has moved. Returns where they lie."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(directory, filter="data")
+    return directory
+
+
+def unpack(directory: Path) -> Path:
+    """The same; their specs name this directory then, as if it had been theirs."""
+    unpack_as_it_is(directory)
     for pattern in ("runs/*/run.yaml", "sweeps/search/*.yaml", "sweeps/search/*.json", "sweeps/*/trials/*/run.yaml"):
         for file in directory.glob(pattern):
             file.write_text(file.read_text().replace(PLACE, str(directory)))

@@ -74,11 +74,9 @@ class Run:
     @property
     def spec(self) -> RunSpec:
         """What it was given, with absolute paths. Raises ConfigError where run.yaml cannot be read."""
-        from rankzero.spec.load import load_run_spec
-        from rankzero.spec.local_paths import absolute
+        from rankzero.run_dir.result import spec_of
 
-        loaded = load_run_spec(self.path / "run.yaml", env={})
-        return absolute(loaded.spec, loaded.base)
+        return spec_of(self.path)
 
     @property
     def status(self) -> RunView:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -42,13 +43,14 @@ def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What was measured before, with what was measured now. A set takes the place of that of its path (sets of one path
-    in their order), whatever others of its name there are; scores of the model before training stay where the same was
-    asked without it."""
+    in their order), whatever others of its name there are, or of one of its file's name that was asked the same
+    elsewhere; scores of the model before training stay where the same was asked without it."""
     sets, tasks = dict(_maps(kept, "sets")), dict(_maps(kept, "tasks"))
     placed: set[str] = set()
     for name, one in _maps(new, "sets"):
         of_path = (other for other, before in sets.items() if before.get("path") == one.get("path"))
-        same = next((other for other in of_path if other not in placed), None)
+        moved = (other for other, before in sets.items() if _is_moved(before, one))
+        same = next((other for other in (*of_path, *moved) if other not in placed), None)
         if same is None and name in sets and "path" not in sets[name]:  # kept by an older version, which knew no other
             same = name
         place = unique(name, sets) if same is None else same
@@ -57,6 +59,12 @@ def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[
     for name, one in _maps(new, "tasks"):
         tasks[name] = _with_base(one, tasks.get(name, {}))
     return {"sets": sets, "tasks": tasks}
+
+
+def _is_moved(before: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
+    """Whether two sets are of one file that lies elsewhere now: of its name, with the same questions and answers."""
+    names = [os.path.basename(str(each.get("path", ""))) for each in (before, one)]
+    return names[0] == names[1] and before.get("asked") == one.get("asked") is not None
 
 
 def _with_base(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:

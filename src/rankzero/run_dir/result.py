@@ -14,8 +14,8 @@ import yaml
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
-from rankzero.run_dir.base import at_place, require_base
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
+from rankzero.run_dir.places import as_from_here, at_place, require_base, with_own_tokenizer
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
 from rankzero.spec.tasks import TASKS
@@ -179,7 +179,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
             base_is_given=base is not None,
             stop_ids=_stop_ids(path),
         )
-    spec = spec_of(of_run)
+    spec = with_own_tokenizer(spec_of(of_run), of_run / FINAL)
     model, labels = spec.model, _labels(path) or spec.data.labels
     if base is None:
         require_base(model, str(path), "writes")
@@ -381,7 +381,7 @@ def _rendering(run: Path, spec: RunSpec) -> Rendering:
 
 def _spec_for(run: Path, use: ModelUse) -> RunSpec:
     """A run's spec. Raises ConfigError where its result has another use."""
-    spec = spec_of(run)
+    spec = with_own_tokenizer(spec_of(run), run / FINAL)
     task = spec.task_section
     if task.uses != use:
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
@@ -414,7 +414,7 @@ def spec_of(run: Path) -> RunSpec:
     from rankzero.spec.local_paths import absolute
 
     loaded = load_run_spec(run / "run.yaml", env={})
-    return absolute(loaded.spec, loaded.base)
+    return as_from_here(absolute(loaded.spec, loaded.base), run)
 
 
 def _of_adapter(directory: Path, base: str | None, use: ModelUse) -> Result:

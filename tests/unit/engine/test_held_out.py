@@ -296,6 +296,15 @@ def test_scores_of_the_base_stay_in_a_run_without_checkpoints(run: Path, rows: P
     assert found["sets"]["a"] == kept["sets"]["a"] and found["base_model"] == base
 
 
+def test_a_set_whose_file_has_moved_is_the_same() -> None:
+    old = {"sets": {"a.jsonl": {"path": "/x/a.jsonl", "asked": "1", "base": {"exact_match": 0.5}, "tuned": {}}}}
+    moved = {"path": "/y/a.jsonl", "asked": "1", "tuned": {"exact_match": 0.9}}
+    found = together(old, {"sets": {"a.jsonl": moved}})["sets"]
+    assert found == {"a.jsonl": {**moved, "base": {"exact_match": 0.5}}}
+    other = {**moved, "asked": "2"}
+    assert set(together(old, {"sets": {"a.jsonl": other}})["sets"]) == {"a.jsonl", "a.jsonl (2)"}
+
+
 def test_what_an_older_version_kept_is_replaced_and_what_is_damaged_is_left() -> None:
     old = {"sets": {"a": {"rows": 1, "base": {"exact_match": 0.5}}, "b": 3}, "tasks": []}
     new = {"sets": {"a": {"path": "/x/a", "rows": 2}}, "tasks": {}}

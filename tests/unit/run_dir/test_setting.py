@@ -53,6 +53,20 @@ def test_another_setting_goes_beside_it_and_finds_its_place_again(tmp_path: Path
     assert settled(second).name == second.name, "what is settled stays so"
 
 
+def test_a_setting_whose_places_have_moved_stays_where_it_is(tmp_path: Path) -> None:
+    """Its content is compared when it is read. What is still there is other data than that of its name elsewhere."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.jsonl").write_text("{}")
+    first, second = ({"train": f"{tmp_path}/{name}/t.jsonl#5"} for name in ("first", "second"))
+    save(spec(tmp_path, data=first))
+    assert settled(spec(tmp_path, data=second)).name != "r"
+    (tmp_path / "first" / "t.jsonl").unlink()
+    assert settled(spec(tmp_path, data=second)).name == "r"
+    assert settled(spec(tmp_path, data={"train": f"{tmp_path}/second/u.jsonl#5"})).name != "r"
+    assert settled(spec(tmp_path, data={"train": f"{tmp_path}/second/t.jsonl#6"})).name != "r"
+
+
 @pytest.mark.parametrize("resume", ["refuse", "continue"])
 def test_only_new_moves(tmp_path: Path, resume: str) -> None:
     save(spec(tmp_path))

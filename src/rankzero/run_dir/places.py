@@ -1,0 +1,75 @@
+"""Where the files are that a run was made of, where they are not at the places of its spec: its directory was moved or
+copied to another machine, or somebody says where the base is now. Loads nothing."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankzero.errors import ConfigError
+from rankzero.run_dir.paths import has_tokenizer
+from rankzero.spec.local_paths import PathField, local_part, with_paths
+from rankzero.spec.names import PLAIN_TEMPLATE
+from rankzero.spec.nearby import dangling, near
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import ModelSpec, RunSpec
+    from rankzero.spec.tasks import ModelUse
+
+
+def as_from_here(spec: RunSpec, root: Path) -> RunSpec:
+    """The spec of the run in this directory, whose paths are absolute: where one of them is gone, and the directory has
+    moved, what lies now as that lay from the directory has moved along."""
+    before, here = os.path.join(spec.output_dir, str(spec.name)), os.path.realpath(root)
+    if os.path.realpath(before) == here:
+        return spec
+
+    def change(field: PathField) -> str:
+        part = local_part(field, root)
+        if part is None or field.kind == "output" or not os.path.isabs(part.path) or _is_there(part.path):
+            return field.text
+        moved = os.path.normpath(os.path.join(here, os.path.relpath(part.path, before)))
+        return moved + part.rest if _is_there(moved) else field.text
+
+    return with_paths(spec, change)
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path) or bool(glob.glob(path))
+
+
+def with_own_tokenizer(spec: RunSpec, final: Path) -> RunSpec:
+    """The spec with the tokenizer and the chat template of the run's result, where it names others that are gone."""
+    tokenizer, template = spec.model.tokenizer_dir, spec.data.chat_template
+    own = final / "chat_template.jinja"
+    if tokenizer is not None and not os.path.isdir(tokenizer) and has_tokenizer(final):
+        model = spec.model.model_copy(update={"tokenizer_dir": str(final)})
+        spec = spec.model_copy(update={"model": model})
+    if template not in (None, PLAIN_TEMPLATE) and not os.path.isfile(str(template)) and own.is_file():
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"chat_template": str(own)})})
+    return spec
+
+
+def at_place(model: ModelSpec, base: str) -> ModelSpec:
+    """A base as a run has it, from another place. A tokenizer of the run's own choice stays where it still is."""
+    own = model.tokenizer_dir
+    kept = own if own is not None and os.path.isdir(own) else None
+    return model.model_copy(update={"name": base, "revision": None, "local_dir": None, "tokenizer_dir": kept})
+
+
+def require_base(model: ModelSpec, target: str, use: ModelUse) -> None:
+    """Raise ConfigError where a base was at a path of this machine, and nothing is there any more."""
+    place = os.path.expanduser(model.local_dir or model.name)
+    is_path = model.local_dir is not None or place.startswith((".", "/")) or place.count("/") > 1
+    if not is_path or os.path.exists(place):
+        return
+    hint = "say where it is now: --model DIR"
+    if use == "classifies":
+        merge = f"rankzero merge {shlex.quote(target)} -o DIR --model BASE"
+        hint = f"make one model of both, which predict takes: {merge}"
+    found = dangling(place) or (f"did you mean {close}?" if (close := near(place)) else "")
+    hint = f"{hint}; {found}" if found else hint
+    raise ConfigError(f"the base is not here any more: there is no {place}", where=target, hint=hint)

@@ -1,0 +1,95 @@
+"""What a run was made of is found where it lies now, or said to be gone with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import ConfigError
+from rankzero.run_dir.result import find_adapter, find_result, spec_of
+from rankzero.spec.resolve import to_yaml
+from rankzero.spec.run_spec import RunSpec
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A run beside its base, its rows and a chat template, all named by where they are."""
+    place = tmp_path / "project"
+    for name in ("base", "tokenizer", "runs/r/final", "parts"):
+        (place / name).mkdir(parents=True)
+    for name in ("rows.jsonl", "chat.jinja", "parts/a.jsonl", "runs/r/final/adapter_config.json"):
+        (place / name).write_text("{}")
+    value: dict[str, Any] = {
+        "name": "r",
+        "output_dir": str(place / "runs"),
+        "model": {"name": str(place / "base"), "tokenizer_dir": str(place / "tokenizer")},
+        "data": {
+            "train": [{"path": f"{place}/rows.jsonl#5"}, {"path": f"{place}/parts/*.jsonl"}, {"path": "org/rows"}],
+            "chat_template": str(place / "chat.jinja"),
+        },
+        "lora": {"r": 4},
+    }
+    (place / "runs/r/run.yaml").write_text(to_yaml(RunSpec.model_validate(value)))
+    (place / "runs/r/environment.json").write_text("{}")
+    return place
+
+
+def places(run: Path) -> list[str | None]:
+    spec = spec_of(run)
+    assert not isinstance(spec.data.train, str)
+    rows = [source.path for source in spec.data.train]
+    return [spec.model.name, spec.model.tokenizer_dir, spec.data.chat_template, *rows]
+
+
+def expected(place: Path) -> list[str]:
+    named = ("base", "tokenizer", "chat.jinja", "rows.jsonl#5", "parts/*.jsonl")
+    return [*(f"{place}/{name}" for name in named), "org/rows"]
+
+
+def test_what_moved_along_with_a_run_is_found(project: Path, tmp_path: Path) -> None:
+    assert places(project / "runs/r") == expected(project)
+    (project / "runs/r").rename(project / "runs/other")
+    assert places(project / "runs/other") == expected(project), "the rest is where it was"
+    moved = project.rename(tmp_path / "moved")
+    (moved / "runs/other").rename(moved / "runs/r")
+    assert places(moved / "runs/r") == expected(moved)
+    (tmp_path / "link").symlink_to(moved)
+    assert places(tmp_path / "link/runs/r") == expected(moved)
+    result = find_result(str(moved / "runs/r"), "writes")
+    assert result.model.name == f"{moved}/base"
+
+
+def test_a_place_that_is_still_there_is_meant(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy/runs").mkdir(parents=True)
+    (tmp_path / "copy/base").mkdir()
+    run = (project / "runs/r").rename(tmp_path / "copy/runs/r")
+    assert places(run) == expected(project)
+
+
+def test_a_base_that_is_gone_is_said_with_the_way_on(project: Path, tmp_path: Path) -> None:
+    (project / "base").rename(tmp_path / "mount")
+    run = str(project / "runs/r")
+    for look in (lambda: find_result(run, "writes"), lambda: find_adapter(Path(run))):
+        with pytest.raises(ConfigError, match=f"there is no {project}/base") as refused:
+            look()
+        assert "--model" in refused.value.problems[0].hint
+    found = find_result(run, "writes", model=str(tmp_path / "mount"))
+    assert found.model.name == str(tmp_path / "mount") and found.model.tokenizer_dir == f"{run}/final"
+    base = find_result(run, "writes", base=True, model=str(tmp_path / "mount"))
+    assert base.model.tokenizer_dir == f"{project}/tokenizer", "which is where it was"
+    (project / "tokenizer").rmdir()
+    assert find_result(run, "writes", base=True, model="org/base").model.tokenizer_dir is None
+
+
+def test_a_result_has_the_tokenizer_and_the_template_that_are_gone(project: Path) -> None:
+    run = project / "runs/r"
+    (project / "tokenizer").rmdir()
+    (project / "chat.jinja").unlink()
+    before = find_result(str(run), "writes", base=True)
+    assert before.chat_template == f"{project}/chat.jinja", "nothing else is known"
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (run / "final" / name).write_text("{}")
+    before = find_result(str(run), "writes", base=True)
+    assert before.model.tokenizer_dir == f"{run}/final" and before.chat_template == f"{run}/final/chat_template.jinja"
