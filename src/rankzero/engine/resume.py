@@ -110,7 +110,8 @@ def check_same_run(
 
     Raises ConfigError with every harmful difference and the override that would accept it, where one can.
     """
-    problems, accepted = spec_changes(manifest, spec, allowed)
+    same = [name for name in IDENTITIES if manifest.get(name) is not None and manifest[name] == now[name]]
+    problems, accepted = spec_changes(manifest, spec, allowed, same)
     notices, names, unsure = list(accepted.notices), list(accepted.accepted), list[str]()
     tokenizer_changed = manifest.get("tokenizer") != now["tokenizer"]
     for name, words in IDENTITIES.items():

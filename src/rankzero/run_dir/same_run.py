@@ -19,6 +19,7 @@ from rankzero.spec.diff import (
     Change,
     compare,
     differ,
+    identity_at,
     name_beside,
     other_places,
     perhaps_the_same,
@@ -97,11 +98,14 @@ def _in_words(change: Change) -> str:
 
 
 def spec_changes(
-    manifest: dict[str, Any], spec: RunSpec, allowed: Collection[str]
+    manifest: dict[str, Any], spec: RunSpec, allowed: Collection[str], same: Collection[str] = ()
 ) -> tuple[list[Problem], Differences]:
-    """What of the spec that a checkpoint was made by must not have changed, and what has and may."""
+    """What of the spec that a checkpoint was made by must not have changed, and what has and may. `same`: identities
+    that are known to be the same, of whose places nothing needs to be said."""
     problems, notices, accepted = [], [], []
     for change in compare(RunSpec.model_validate(manifest["spec"]), spec):
+        if identity_at(change.field) in same:
+            continue
         words = f"{json.dumps(change.old)} in the checkpoint, {json.dumps(change.new)} now"
         if change.fixed:
             problems.append(Problem(words, change.field, "set it back: what is saved would not fit"))

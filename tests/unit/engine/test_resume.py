@@ -29,6 +29,7 @@ from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.same_run import Differences
 from rankzero.run_dir.setting import settled
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import LoraSpec, RunSpec
@@ -442,6 +443,16 @@ def test_what_an_earlier_version_knew_otherwise_is_never_called_exact(tmp_path: 
     if identity != "model":  # whose rows are not as many, or nobody knows
         with pytest.raises(ConfigError, match=f"--allow-change {identity}"):
             check_same_run(before, now, spec, RunDir(tmp_path), ())
+
+
+def test_what_lies_elsewhere_and_is_the_same_is_no_difference(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": {"name": "/a/m"}, "data": {"train": "/a/t"}, "lora": {}})
+    moved = RunSpec.model_validate({"model": {"name": "/b/m"}, "data": {"train": "/b/t"}, "lora": {}})
+    assert check_same_run(a_manifest(spec), a_manifest(moved), moved, RunDir(tmp_path), ()) == Differences()
+    before, now = a_manifest(spec, data="1"), a_manifest(moved, data="rows:1")
+    found = check_same_run(before, now, moved, RunDir(tmp_path), (), {"data"})
+    place, taken = found.notices
+    assert place.startswith("data.train: ") and "taken for the same" in taken
 
 
 @pytest.mark.parametrize("identity", ["model", "tokenizer", "data", "eval_data", "dtype", "labels"])
