@@ -214,7 +214,7 @@ def test_starts_are_counted_of_one_run_alone(tmp_path: Path, tiny: Path) -> None
     assert any("other spec" in notice.what for notice in read_run(root, 0.0).notices)
     assert len(read_starts(root / "starts.jsonl")) == 2, "settings that change nothing of the steps are the same run's"
     other = spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": 0.5})})
-    run_here(other)
+    run_here(other, log_level="INFO")
     assert [start.ended for start in read_starts(root / "starts.jsonl")] == ["finished"]
     assert json.loads((root / "goodput.json").read_text())["starts"] == 1
     assert (root / "restarts.jsonl").read_text() == ""

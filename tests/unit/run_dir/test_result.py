@@ -191,11 +191,12 @@ class TestBesideASpec:
     @pytest.mark.parametrize("place", ["final", "checkpoints/step-5/model", "last/model"])
     @pytest.mark.parametrize("manifest", [True, False])
     def test_what_a_run_wrote_is_the_runs(self, manifest: bool, place: str, tmp_path: Path) -> None:
-        run = run_of(tmp_path, final=False, lora={}, model={"name": "/gone/base", "quantization": "nf4"})
-        adapter = adapter_in(run / place, base="/gone/base")
+        (base := tmp_path / "base").mkdir()
+        run = run_of(tmp_path, final=False, lora={}, model={"name": str(base), "quantization": "nf4"})
+        adapter = adapter_in(run / place, base=str(base))
         if manifest:
             saved = adapter if place == "final" else adapter.parent
-            adapter_in(saved, base="/gone/base", spec={"name": "run", "model": {"name": "/gone/base"}})
+            adapter_in(saved, base=str(base), spec={"name": "run", "model": {"name": str(base)}})
         copied = tmp_path / "copied elsewhere"
         run.rename(copied)
         found = find_adapter(copied / place)
@@ -205,13 +206,14 @@ class TestBesideASpec:
     @pytest.mark.parametrize("place", ["checkpoints/step-5/model", "final"])
     def test_what_a_run_saved_before_it_was_renamed_or_its_base_moved(self, place: str, tmp_path: Path) -> None:
         """Both may change where a run goes on, and what is in its directory is still its own."""
-        run = run_of(tmp_path, final=False, lora={}, model={"name": "/data/base", "quantization": "nf4"})
+        (base := tmp_path / "base").mkdir()
+        run = run_of(tmp_path, final=False, lora={}, model={"name": str(base), "quantization": "nf4"})
         (run / "environment.json").write_text("{}")
         adapter = adapter_in(run / place, base="/models/base")
         saved = adapter if place == "final" else adapter.parent
         adapter_in(saved, base="/models/base", spec={"name": "before", "model": {"name": "/models/base"}})
         found = find_adapter(adapter)
-        assert (found.run, found.base.name, found.base.quantization) == (run, "/data/base", "nf4")
+        assert (found.run, found.base.name, found.base.quantization) == (run, str(base), "nf4")
 
     def test_from_within(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = run_of(tmp_path, lora={}, model={"name": "base", "quantization": "nf4"})
