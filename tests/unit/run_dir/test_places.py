@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,14 @@ def test_a_result_has_the_tokenizer_and_the_template_that_are_gone(project: Path
         (run / "final" / name).write_text("{}")
     before = find_result(str(run), "writes", base=True)
     assert before.model.tokenizer_dir == f"{run}/final" and before.chat_template == f"{run}/final/chat_template.jinja"
+
+
+def test_the_base_of_a_classifier_that_is_gone_is_merged_from_where_it_is(tmp_path: Path) -> None:
+    """`predict` has no such option."""
+    spec = {"name": "r", "task": "classify", "model": {"name": "/gone/base"}, "data": {"train": "t"}, "lora": {"r": 4}}
+    (tmp_path / "final").mkdir()
+    for name in ("run.yaml", "environment.json", "final/adapter_config.json"):
+        (tmp_path / name).write_text(json.dumps(spec if name == "run.yaml" else {}))
+    with pytest.raises(ConfigError, match="there is no /gone/base") as refused:
+        find_result(str(tmp_path), "classifies")
+    assert f"rankzero merge {tmp_path} -o DIR --model BASE" in refused.value.problems[0].hint
