@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,16 @@ def test_a_judgement_that_was_cut_short_is_made_again_the_same(tmp_path: Path, m
     monkeypatch.setattr(Record, "report", cut_short)
     assert history(sweep, file, reopened=False) == undisturbed
     assert killed and any(trial.state == "pruned" for trial in undisturbed)
+
+
+def test_a_sweep_that_is_renamed_goes_on_and_judges_as_before(tmp_path: Path) -> None:
+    """Hyperband draws a trial's bracket by the name of the study."""
+    fields: dict[str, Any] = {"sampler": "random", "pruner": "hyperband"}
+    undisturbed = history(sweep_of(tmp_path, trials=10, **fields), tmp_path / "one.db", reopened=False)
+    file = tmp_path / "two.db"
+    history(sweep_of(tmp_path, trials=4, **fields), file, reopened=False)
+    renamed = [history(sweep_of(tmp_path, trials=n, name=f"n{n}", **fields), file, reopened=False) for n in (7, 10)]
+    assert renamed[-1] == undisturbed and any(trial.state == "pruned" for trial in undisturbed)
 
 
 def test_a_failed_trial_says_why_and_a_grid_ends(tmp_path: Path) -> None:
