@@ -27,7 +27,7 @@ PAUSE_SECONDS = 2.0
 """Between attempts, at the start and at the end of a run."""
 
 
-def settled_by_copies(spec: RunSpec, urls: Sequence[str], say: Say) -> RunSpec:
+def settled_by_copies(spec: RunSpec, urls: Sequence[str], say: Say, *, in_pods: bool = False) -> RunSpec:
     """As `setting.settled`, where the copies of the run's directory at these URLs count as well.
 
     Raises StorageError where one that has to tell does not answer.
@@ -44,7 +44,7 @@ def settled_by_copies(spec: RunSpec, urls: Sequence[str], say: Say) -> RunSpec:
                 return held
         return None
 
-    return settled(spec, newest)
+    return settled(spec, newest, in_pods=in_pods)
 
 
 def _not_started(error: StorageError, url: str) -> StorageError:

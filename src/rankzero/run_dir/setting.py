@@ -40,33 +40,42 @@ def about_result(run_dir: RunDir) -> dict[str, Any]:
     return about if "model" in about else newest_manifest(run_dir) or about
 
 
-def settled(spec: RunSpec, elsewhere: Callable[[], Mapping[str, Any] | None] = lambda: None) -> RunSpec:
+def settled(
+    spec: RunSpec, elsewhere: Callable[[], Mapping[str, Any] | None] = lambda: None, *, in_pods: bool = False
+) -> RunSpec:
     """The spec with the name that it runs under: with `resume: new`, one beside the name that another setting has.
 
     The new name follows from the setting alone, so the same command finds it again, on every process and after a
-    restart. `spec` is resolved. `elsewhere` is asked for the newest manifest that a copy has, where nothing is here.
+    restart; what was begun so is looked for before what may have moved. `in_pods`: nothing is taken for moved, since
+    each pod may have other volumes, and all have to find one name. `spec` is resolved. `elsewhere` is asked for the
+    newest manifest that a copy has, where nothing is here.
     """
     if spec.resume != "new":
         return spec
     held: Mapping[str, Any] | None = newest_manifest(_run_dir(spec))
-    if held is not None and _is_of(held, spec):
+    if held is not None and _is_of(held, spec, _is_the_same):
         return spec
     begun = _begun_beside(spec)
     if begun is not None:
         return begun
     held = elsewhere() if held is None else held
-    return spec if held is None or _is_of(held, spec) else _beside(spec, name_beside(spec))
+    if held is None or _is_of(held, spec, _is_the_same if in_pods else is_same_setting):
+        return spec
+    moved = None if in_pods else _found_beside(spec, is_same_setting)
+    return moved or _beside(spec, name_beside(spec))
 
 
 def _begun_beside(spec: RunSpec) -> RunSpec | None:
     """The spec under the name beside its own that its run was begun under, which another version may have chosen."""
     named = _beside(spec, name_beside(spec))
-    if newest_manifest(_run_dir(named)) is not None:
-        return named
+    return named if newest_manifest(_run_dir(named)) is not None else _found_beside(spec, _is_the_same)
+
+
+def _found_beside(spec: RunSpec, is_same: Callable[[RunSpec, RunSpec], bool]) -> RunSpec | None:
     pattern = f"{glob.escape(beside_prefix(spec))}{'[0-9a-f]' * 6}"
     for place in sorted(Path(spec.output_dir).glob(pattern)):
         held = newest_manifest(RunDir(place))
-        if held is not None and _is_of(held, spec):
+        if held is not None and _is_of(held, spec, is_same):
             return _beside(spec, place.name)
     return None
 
@@ -75,12 +84,16 @@ def _beside(spec: RunSpec, name: str) -> RunSpec:
     return spec.model_copy(update={"name": name})
 
 
-def _is_of(manifest: Mapping[str, Any], spec: RunSpec) -> bool:
+def _is_of(manifest: Mapping[str, Any], spec: RunSpec, is_same: Callable[[RunSpec, RunSpec], bool]) -> bool:
     """Whether a checkpoint is of this setting."""
     try:
-        return is_same_setting(RunSpec.model_validate(manifest["spec"]), spec)
+        return is_same(RunSpec.model_validate(manifest["spec"]), spec)
     except ValidationError:  # of a version whose specs this one does not read: another setting, whatever it is
         return False
+
+
+def _is_the_same(old: RunSpec, new: RunSpec) -> bool:
+    return not any(change.another_setting for change in compare(old, new))
 
 
 def is_same_setting(old: RunSpec, new: RunSpec) -> bool:

@@ -67,6 +67,33 @@ def test_a_setting_whose_places_have_moved_stays_where_it_is(tmp_path: Path) -> 
     assert settled(spec(tmp_path, data={"train": f"{tmp_path}/second/t.jsonl#6"})).name != "r"
 
 
+def test_a_run_that_was_begun_beside_another_stays_there_when_that_one_s_data_go(tmp_path: Path) -> None:
+    """Until then they are two runs. Pods, each of which may have other volumes, take nothing for moved."""
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.jsonl").write_text("{}")
+    first, second, third = ({"train": f"{tmp_path}/{name}/t.jsonl"} for name in ("first", "second", "third"))
+    save(spec(tmp_path, data=first))
+    beside = settled(spec(tmp_path, data=second))
+    save(beside)
+    (tmp_path / "first" / "t.jsonl").unlink()
+    assert settled(spec(tmp_path, data=second)).name == beside.name != "r"
+    assert settled(spec(tmp_path, data=third)).name == "r"
+    assert settled(spec(tmp_path, data=third), in_pods=True).name == name_beside(spec(tmp_path, data=third))
+
+
+def test_a_run_that_was_begun_beside_another_is_found_when_its_data_have_moved(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.jsonl").write_text("{}")
+    first, second = ({"train": f"{tmp_path}/{name}/t.jsonl"} for name in ("first", "second"))
+    save(spec(tmp_path, data=first))
+    beside = settled(spec(tmp_path, data=first, epochs=2))
+    save(beside)
+    (tmp_path / "first" / "t.jsonl").unlink()
+    assert settled(spec(tmp_path, data=second, epochs=2)).name == beside.name != "r"
+
+
 @pytest.mark.parametrize("resume", ["refuse", "continue"])
 def test_only_new_moves(tmp_path: Path, resume: str) -> None:
     save(spec(tmp_path))

@@ -20,7 +20,7 @@ def read_inputs(directory: Path, env: Mapping[str, str]) -> tuple[RunSpec, NodeS
     where they were made, so where nothing else is set the first problem names what reads them here."""
     given = settings_in(env)
     try:
-        spec = settled(resolve(load_run_spec(directory / "run.yaml", given, env={}).spec))
+        spec = settled(resolve(load_run_spec(directory / "run.yaml", given, env={}).spec), in_pods=True)
     except ConfigError as error:
         if given:
             raise

@@ -28,7 +28,9 @@ def downloaded(settings: NodeSettings, say: Say, stopped: Callable[[], bool]) ->
 def settled_there(spec: RunSpec, settings: NodeSettings, say: Say) -> RunSpec:
     """The spec with the name that it runs under, which may be decided by what only the stores have. Every node asks,
     and hears the same. Raises StorageError where they do not answer."""
-    return settled_by_copies(spec, _copy_urls(spec, settings), say) if spec.resume == "new" else spec
+    if spec.resume != "new":
+        return spec
+    return settled_by_copies(spec, _copy_urls(spec, settings), say, in_pods=True)
 
 
 def _copy_urls(spec: RunSpec, settings: NodeSettings) -> list[str]:
