@@ -7,6 +7,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -103,23 +104,31 @@ def is_same_setting(old: RunSpec, new: RunSpec) -> bool:
 
 
 def has_moved(change: Change) -> bool:
-    """Whether what stood at a place may stand at another one now: that has the same name, and at the old one nothing
-    is any more."""
-    if identity_at(change.field) is None or change.old is None or change.new is None:
+    """Whether what stood at a path may stand at another one now: all that differs are absolute paths of the same name,
+    nothing is at the old ones any more, and something is at the new ones. Ids and URLs do not move."""
+    if identity_at(change.field) is None or not perhaps_the_same(change):
         return False
-    return perhaps_the_same(change) and not any(map(_is_there, _paths(change.old, change.new)))
+    return all(
+        isinstance(old, str)
+        and isinstance(new, str)
+        and old.startswith("/")
+        and new.startswith("/")
+        and not _is_there(old)
+        and _is_there(new)
+        for old, new in _differing(change.old, change.new)
+    )
 
 
-def _paths(old: Any, new: Any) -> Iterator[str]:
-    """The absolute paths of old that new does not have at the same point."""
-    if isinstance(old, str) and old != new and old.startswith("/"):
-        yield old
-    elif isinstance(old, dict) and isinstance(new, dict):
-        for key in old.keys() & new.keys():
-            yield from _paths(old[key], new[key])
+def _differing(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """The innermost values that differ, in pairs, of two that have the same form."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differing(old.get(key), new.get(key))
     elif isinstance(old, list) and isinstance(new, list):
-        for one, other in zip(old, new, strict=False):
-            yield from _paths(one, other)
+        for one, other in zip_longest(old, new):
+            yield from _differing(one, other)
+    elif old != new:
+        yield old, new
 
 
 def _is_there(path: str) -> bool:

@@ -10,8 +10,8 @@ import pytest
 
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import is_finished, settled
-from rankzero.spec.diff import name_beside
+from rankzero.run_dir.setting import has_moved, is_finished, settled
+from rankzero.spec.diff import Change, name_beside
 from rankzero.spec.resolve import resolve, spec_hash
 from rankzero.spec.run_spec import RunSpec
 
@@ -65,6 +65,29 @@ def test_a_setting_whose_places_have_moved_stays_where_it_is(tmp_path: Path) -> 
     assert settled(spec(tmp_path, data=second)).name == "r"
     assert settled(spec(tmp_path, data={"train": f"{tmp_path}/second/u.jsonl#5"})).name != "r"
     assert settled(spec(tmp_path, data={"train": f"{tmp_path}/second/t.jsonl#6"})).name != "r"
+
+
+def test_only_paths_move_and_only_to_where_something_is(tmp_path: Path) -> None:
+    """An id or a URL names the same wherever a run is started."""
+    here = tmp_path / "here.jsonl"
+    here.write_text("{}")
+    old, new = "/gone/here.jsonl", str(here)
+    for field, was, now, moved in [
+        ("data.train", old, new, True),
+        ("data.train", [{"path": f"{old}#5"}, {"path": "org/rows"}], [{"path": f"{new}#5"}, {"path": "org/rows"}], True),
+        ("data.train", [{"path": old, "weight": 2}], [{"path": new, "weight": 2}], True),
+        ("data.train", [{"path": old}, {"path": new}], [{"path": new}, {"path": old}], False),
+        ("data.train", [{"path": old}], [{"path": new}, {"path": new}], False),
+        ("data.train", [{"path": old}, {"path": "org/here.jsonl"}], [{"path": new}, {"path": new}], False),
+        ("data.train", old, "/gone/too/here.jsonl", False),
+        ("data.train", "https://host/here.jsonl", new, False),
+        ("data.train", "s3://bucket/here.jsonl", new, False),
+        ("model.name", "org/here.jsonl", new, False),
+        ("model.name", "/gone/llama", "other/llama", False),
+        ("model.local_dir", None, new, False),
+        ("name", old, new, False),
+    ]:
+        assert has_moved(Change(field, was, now, harmless=True)) == moved, (field, was, now)
 
 
 def test_a_run_that_was_begun_beside_another_stays_there_when_that_one_s_data_go(tmp_path: Path) -> None:
