@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.data.read.local import local_files
-from rankzero.directories import files_below
 from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
@@ -65,12 +64,12 @@ def _here(field: PathField, sweep: Sweep) -> str | None:
 
 
 def _of_field(field: PathField, spec: RunSpec, sweep: Sweep) -> str:
-    """What is at a path of rows, of their images or of a chat template; else the field as it is."""
+    """What is at a path of rows or of a chat template, of images that they are here; else the field as it is."""
     path = _here(field, sweep) if field.field.startswith("data.") else None
     if path is None:
         return field.text
-    if field.kind == "directory":  # rows say which of the images there count, and each trial reads those
-        return _listed(sorted(files_below(Path(path), follow_links=True)), path)
+    if field.kind == "directory":  # of images, of which each trial reads those that its rows name, and no others
+        return ""
     if field.kind == "file":
         return _digest(path, sweep)
     files = local_files(path)
