@@ -97,13 +97,19 @@ def test_what_changed_is_refused_where_it_is_and_elsewhere(
     first: Path, tmp_path: Path, data: str, file: str, identity: str
 ) -> None:
     goes_on(first, DATA[data], 1)
-    if data == "streamed":
-        os.utime(first / file, ns=(0, 0))
-    else:
-        change(first / file)
+    change(first / file)
     found = problems(first, DATA[data])
     assert list(found) == [identity] and found[identity].endswith("scores would not compare")
     assert problems(first.rename(tmp_path / "moved"), DATA[data])
+
+
+def test_a_stream_is_known_by_names_and_sizes(first: Path, tmp_path: Path) -> None:
+    """Times are not what copies keep."""
+    goes_on(first, DATA["streamed"], 1)
+    os.utime(first / "rows.jsonl", ns=(0, 0))
+    assert goes_on(first, DATA["streamed"], 2) == []
+    copied = shutil.copytree(first, tmp_path / "copied", copy_function=shutil.copyfile)
+    assert goes_on(copied, DATA["streamed"], 3) == []
 
 
 def test_a_sweep_may_write_below_where_its_images_are(first: Path) -> None:
