@@ -102,7 +102,7 @@ def evaluate(
     listener: Listener | None = None,
 ) -> Evaluation:
     """Ask the result of a run, and with `base` its model before training, and compare with what was wanted. `model` is
-    that model, where it is not where the run or an adapter says; of another one than was trained on nothing is kept.
+    that model, where it is not where the run or an adapter says; unless it is known to be the one that was trained on, nothing is kept.
 
     `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
     measured in eval.json, for its page. `listener` hears of it while it goes on.
@@ -125,19 +125,20 @@ def evaluate(
     listener.tell(result.changed)
     require_engine()
     from rankzero.engine.console import logger
-    from rankzero.model.source import another_base, locate, require_trained_base, weights_fingerprint
+    from rankzero.model.source import is_trained_base, locate, require_trained_base, weights_fingerprint
 
-    is_another = False
+    is_known = True
     for one in (result, before):
         if one is None:
             continue
         if not one.base_is_given:
             require_trained_base(one.model, one.trained_on)
-        elif another_base(locate(one.model), one.trained_on) is not None:  # which is said as it is loaded
-            is_another = True
+        elif not is_trained_base(locate(one.model), one.trained_on):  # another one is said as it is loaded
+            is_known = False
     found = _measured(result, before, several, tasks, judge, max_new_tokens, listener)
-    if run is not None and is_another:
-        logger.warning("[RESULT] the run does not keep what was measured: the base is another one")
+    if run is not None and not is_known:
+        words = "the base that was named is not known to be the one that was trained on"
+        logger.warning("[RESULT] the run does not keep what was measured: %s", words)
     elif run is not None:
         asked = {}
         if before is not None:

@@ -142,11 +142,12 @@ def _adapter_of(target: str, result: Result) -> Path | None:
 
 def _state_of(weights: Path, result: Result) -> str:
     """Tells one state of a directory from the next, of an adapter with its base: a run that went on has another result
-    under the same name. A base that its manifest knows by content is in it so, unless somebody has named another."""
+    under the same name. A base that its manifest knows by content is in it so, unless somebody has named one that is not
+    known to be that."""
     facts = _files(weights)
     if result.adapter is not None:
         base = Path(result.model.local_dir or result.model.name).expanduser()
-        if result.trained_on is not None and not (result.base_is_given and _is_another(base, result)):
+        if result.trained_on is not None and (not result.base_is_given or _is_trained(base, result)):
             facts.append(result.trained_on.fingerprint)
         elif base.is_dir():
             facts += _files(base)
@@ -155,11 +156,11 @@ def _state_of(weights: Path, result: Result) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def _is_another(base: Path, result: Result) -> bool:
-    """Whether a base that was named may be another one than was trained on: one of the Hub is not fetched to know."""
-    from rankzero.model.source import another_base, locate
+def _is_trained(base: Path, result: Result) -> bool:
+    """Whether a base that was named is known to be the one that was trained on: one of the Hub is not fetched to know."""
+    from rankzero.model.source import is_trained_base, locate
 
-    return not base.is_dir() or another_base(locate(result.model), result.trained_on) is not None
+    return base.is_dir() and is_trained_base(locate(result.model), result.trained_on) is True
 
 
 def _files(directory: Path) -> list[str]:

@@ -70,9 +70,9 @@ def weights_fingerprint(directory: Path, *, own_code: ModelUse | None = None, le
     return made + digest.hexdigest()
 
 
-def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem | None:
-    """What is wrong where the weights of a base are not those that a run was trained on; None where they are, or
-    nothing says which those were. Raises StorageError."""
+def is_trained_base(source: ModelSource, trained_on: TrainedOn | None) -> bool | None:
+    """Whether the weights of a base are those that a run was trained on; None where nothing says which those were, or
+    how they were known says nothing of these. Raises StorageError."""
     if trained_on is None:
         return None
     if trained_on.own_code is not None:  # it is in the fingerprint, and not here where the base is loaded without it
@@ -80,7 +80,14 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
         if missing or not [*elsewhere, *modules_beside(source.weights)]:
             return None
     now = weights_fingerprint(source.weights, own_code=trained_on.own_code, level=logging.WARNING)
-    if not differ(trained_on.fingerprint, now):
+    apart = differ(trained_on.fingerprint, now)
+    return None if apart is None else not apart
+
+
+def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem | None:
+    """What is wrong where the weights of a base are known not to be those that a run was trained on. Raises
+    StorageError."""
+    if is_trained_base(source, trained_on) is not False:
         return None
     what = "these are not the weights that the run was trained on: what it learnt is about others"
     hint = "bring those back; of a Hub model that went on, by model.revision in run.yaml"

@@ -49,13 +49,13 @@ def write_base_anew(run: Path) -> None:
     tiny_model(run.parent / "base", seed=1)
 
 
-def forget(run: Path) -> None:
-    """As results of before, which did not say it."""
+def forget(run: Path, **known: Any) -> None:
+    """As results of before, which did not say it; `known`: what they say all the same."""
     for place in (run / "final", run / "checkpoints" / "step-1"):
         value = json.loads((place / "manifest.json").read_text())
         staged = place.rename(run.parent / "staged")
         (staged / "manifest.json").unlink()
-        commit_directory(staged, place, {"spec": value["spec"]})
+        commit_directory(staged, place, {"spec": value["spec"], **known})
 
 
 PLACES = ("", "final", "checkpoints/step-1/model")
@@ -193,6 +193,22 @@ def test_a_served_merge_is_of_the_base_that_was_named(
     other = tiny_model(tmp_path / "other", seed=1)
     places = [plan_serving(str(run), model=name).server.model for name in (str(other), "org/base")]
     assert len({own, *places}) == 3
+
+
+@pytest.mark.parametrize("says", ["nothing", "with code that is not here"])
+def test_a_base_that_nobody_can_tell_from_another_is_not_the_run_s(
+    run: Path, says: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("rankzero.launch.serving.choose_engine", lambda _engine: "vllm")
+    told = {"spec": {"model": {"name": "base", "trust_remote_code": True}}, "model": "code:of-both"}
+    forget(run, **({} if says == "nothing" else told))
+    own = plan_serving(str(run)).server.model
+    other = str(tiny_model(tmp_path / "other", seed=1))
+    assert plan_serving(str(run), model=other).server.model != own
+    rows = write_jsonl(tmp_path / "rows.jsonl", chat_rows(2))
+    rankzero.evaluate(str(run), rows, max_new_tokens=2, model=other)
+    assert "is not known to be the one that was trained on" in caplog.text and OTHERS not in caplog.text
+    assert not (run / "eval.json").exists()
 
 
 def test_a_whole_model_has_no_base_to_name(run: Path, tmp_path: Path) -> None:
