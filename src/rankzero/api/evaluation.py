@@ -102,7 +102,8 @@ def evaluate(
     listener: Listener | None = None,
 ) -> Evaluation:
     """Ask the result of a run, and with `base` its model before training, and compare with what was wanted. `model` is
-    that model, where it is not where the run or an adapter says; unless it is known to be the one that was trained on, nothing is kept.
+    that model, where it is not where the run or an adapter says; unless it is known to be the one that was trained on,
+    nothing is kept.
 
     `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
     measured in eval.json, for its page. `listener` hears of it while it goes on.

@@ -149,7 +149,7 @@ def _state_of(weights: Path, result: Result) -> str:
         base = Path(result.model.local_dir or result.model.name).expanduser()
         if result.trained_on is not None and (not result.base_is_given or _is_trained(base, result)):
             facts.append(result.trained_on.fingerprint)
-        elif base.is_dir():
+        elif base.exists():
             facts += _files(base)
         elif result.base_is_given:
             facts.append(result.model.name)
@@ -163,10 +163,10 @@ def _is_trained(base: Path, result: Result) -> bool:
     return base.is_dir() and is_trained_base(locate(result.model), result.trained_on) is True
 
 
-def _files(directory: Path) -> list[str]:
-    """Where it is, and name, size and time of each file."""
-    facts = [os.path.realpath(directory)]
-    for path in sorted(directory.iterdir()):
+def _files(place: Path) -> list[str]:
+    """Where a directory is, and name, size and time of each file in it, or of the one file that it is."""
+    facts = [os.path.realpath(place)]
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
         about = path.stat()
         facts.append(f"{path.name} {about.st_size} {about.st_mtime_ns}")
     return facts

@@ -195,6 +195,25 @@ def test_a_served_merge_is_of_the_base_that_was_named(
     assert len({own, *places}) == 3
 
 
+def test_a_file_that_is_named_as_the_base_is_served_as_that_file(
+    run: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is called from where: a relative path is another file elsewhere, and may be written anew."""
+    monkeypatch.setattr("rankzero.launch.serving.choose_engine", lambda _engine: "vllm")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "base.gguf").write_bytes(b"GGUF")
+
+    def place(directory: str, name: str = "base.gguf") -> Path:
+        monkeypatch.chdir(tmp_path / directory)
+        return plan_serving(str(run), model=name).server.model
+
+    first = place("a")
+    assert first == place("b", str(tmp_path / "a" / "base.gguf")) != place("b")
+    (tmp_path / "a" / "base.gguf").write_bytes(b"GGUF, another")
+    assert place("a") != first
+
+
 @pytest.mark.parametrize("says", ["nothing", "with code that is not here"])
 def test_a_base_that_nobody_can_tell_from_another_is_not_the_run_s(
     run: Path, says: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
