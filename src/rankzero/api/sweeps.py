@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     from rankzero.sweep.page import write_sweep_page
     from rankzero.sweep.place import SweepDir
     from rankzero.sweep.record import Record
-    from rankzero.sweep.run import SweepRun
+    from rankzero.sweep.run import SweepRun, is_finished
 
     gpus = 0 if trainer is not None else local_gpu_count(os.environ)
     parallel = parallel_of(sweep, gpus)
@@ -103,11 +104,12 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     lease = Lease(place.root)
     lease.acquire()
     try:
-        there = contents(sweep, _weights)
+        there = cache(lambda: contents(sweep, _weights))
         for words in keep_setting(sweep, there):
             say(words)
         record = Record(sweep, place.record)
-        keep_contents(sweep, eval_files(sweep), there, record.trials)
+        if not is_finished(sweep, record.trials):  # whose trials are there to be asked for without their files
+            keep_contents(sweep, eval_files(sweep), there(), record.trials)
         place_of_trials: Trainer
         if trainer is None:
             place_of_trials = Here(sweep.spec.nproc_per_node, parallel, gpus, os.environ, say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,16 @@ def _of_trials(spec: SweepSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", exclude=set(_MAY_CHANGE))
 
 
-def keep_setting(sweep: Sweep, contents: Mapping[str, str]) -> list[str]:
+def keep_setting(sweep: Sweep, contents: Callable[[], Mapping[str, str]]) -> list[str]:
     """Write it, or raise ConfigError with every field in which the directory's trials follow from something else.
 
     What a run may change between two starts, a sweep may; and what stands at the run's places may move, as long as it
-    is the same: `contents` has it now. Returns what is taken for the same without being known to be, in words.
+    is the same: `contents` reads it, of a sweep that begins and where a place differs. Returns what is taken for the
+    same without being known to be, in words.
     """
     file, now = SweepDir(sweep.directory).setting, setting_of(sweep)
     if not file.is_file():
-        write_json(file, now)
+        write_json(file, {**now, _CONTENTS: contents()})  # files that cannot be read begin no sweep
         return []
     before = json.loads(file.read_text(encoding="utf-8"))
     try:  # by this version's specs, in which a field that it added has its default
@@ -88,11 +89,14 @@ def keep_setting(sweep: Sweep, contents: Mapping[str, str]) -> list[str]:
     return unsure
 
 
-def _has_moved(change: Change, before: Mapping[str, str], now: Mapping[str, str], *, for_pods: bool) -> bool | None:
+def _has_moved(
+    change: Change, before: Mapping[str, str], contents: Callable[[], Mapping[str, str]], *, for_pods: bool
+) -> bool | None:
     """Whether the same stands at the place that a field names now; None: it may, and what stood there is not known."""
     identity = identity_at(change.field)
     if identity is None:
         return False
+    now = contents()
     apart = differ(before[identity], now[identity]) if identity in before and identity in now else None
     if apart is None:
         return None if has_moved(change) and not for_pods else False

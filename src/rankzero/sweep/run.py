@@ -43,6 +43,12 @@ ENOUGH_ALIKE = 3
 Say = Callable[[str], None]
 
 
+def is_finished(sweep: Sweep, trials: Sequence[Trial]) -> bool:
+    """Whether a start has no trial to run, to go on with or to try again."""
+    over = all(trial.is_over and trial.exit_code not in MENDABLE for trial in trials)
+    return over and len(trials) >= sweep.trials
+
+
 @dataclass(slots=True)
 class _Running:
     """A trial that is trained at this moment, or is about to be."""

@@ -74,7 +74,12 @@ def test_only_paths_move_and_only_to_where_something_is(tmp_path: Path) -> None:
     old, new = "/gone/here.jsonl", str(here)
     for field, was, now, moved in [
         ("data.train", old, new, True),
-        ("data.train", [{"path": f"{old}#5"}, {"path": "org/rows"}], [{"path": f"{new}#5"}, {"path": "org/rows"}], True),
+        (
+            "data.train",
+            [{"path": f"{old}#5"}, {"path": "org/rows"}],
+            [{"path": f"{new}#5"}, {"path": "org/rows"}],
+            True,
+        ),
         ("data.train", [{"path": old, "weight": 2}], [{"path": new, "weight": 2}], True),
         ("data.train", [{"path": old}, {"path": new}], [{"path": new}, {"path": old}], False),
         ("data.train", [{"path": old}], [{"path": new}, {"path": new}], False),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankzero.api.sweeps import run_sweep
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, DataError
 from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import run as loop
 from rankzero.sweep.place import SweepDir
@@ -125,6 +125,23 @@ def test_what_changed_before_anything_was_scored_is_no_difference(first: Path) -
     change(first / "rows.jsonl")
     assert goes_on(first, data, 1) == []
     assert problems(first, {**data, "train": [{"path": "rows.jsonl"}]}), "other sources are another sweep all the same"
+
+
+def test_a_finished_sweep_is_asked_without_its_files(first: Path) -> None:
+    data = DATA["several"]
+    goes_on(first, data, 2)
+    for name in ("rows.jsonl", "eval.jsonl", "base/model.safetensors"):
+        (first / name).unlink()
+    assert goes_on(first, data, 2) == []
+    with pytest.raises(DataError, match="no such file"):
+        run_sweep(sweep_in(first, data, 3), say=lambda _: None, trainer=lambda _: Formula())
+
+
+def test_files_that_cannot_be_read_begin_no_sweep(first: Path) -> None:
+    data = DATA["several"]
+    with pytest.raises(DataError, match="no such file"):
+        run_sweep(sweep_in(first, {**data, "eval": "evil.jsonl"}), say=print, trainer=lambda _: Formula())
+    assert goes_on(first, data, 1) == []
 
 
 def test_a_sweep_of_a_version_that_noted_no_content_is_known_by_its_names(first: Path, tmp_path: Path) -> None:
