@@ -53,11 +53,15 @@ def with_own_tokenizer(spec: RunSpec, final: Path) -> RunSpec:
     return spec
 
 
-def at_place(model: ModelSpec, base: str) -> ModelSpec:
-    """A base as a run has it, from another place. A tokenizer of the run's own choice stays where it still is."""
+def at_place(model: ModelSpec, base: str, target: str) -> ModelSpec:
+    """A base as a run has it, from another place, with the tokenizer of the run's own choice. Raises ConfigError where
+    that is gone: the base's may make other tokens."""
     own = model.tokenizer_dir
-    kept = own if own is not None and os.path.isdir(own) else None
-    return model.model_copy(update={"name": base, "revision": None, "local_dir": None, "tokenizer_dir": kept})
+    if own is not None and not os.path.isdir(own):
+        what = f"the tokenizer that the run was trained with is not here any more: there is no {own}"
+        hint = "bring it back, or say in run.yaml where it is now: model.tokenizer_dir"
+        raise ConfigError(what, where=target, hint=hint)
+    return model.model_copy(update={"name": base, "revision": None, "local_dir": None})
 
 
 def require_base(model: ModelSpec, target: str, use: ModelUse) -> None:

@@ -137,14 +137,11 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
 
 def _with_base(found: Result, base: str | None, target: str, use: ModelUse) -> Result:
     """The same with its base taken from another place, where one is named. Raises ConfigError where none is, and the
-    base is not here."""
+    base is not here, or its tokenizer."""
     if base is None:
         require_base(found.model, target, use)
         return found
-    model = at_place(found.model, base)
-    if found.own_tokenizer:
-        model = model.model_copy(update={"tokenizer_dir": found.model.tokenizer_dir})
-    return replace(found, model=model, base_is_given=True)
+    return replace(found, model=at_place(found.model, base, target), base_is_given=True)
 
 
 def find_adapter(path: Path, base: str | None = None) -> Adapter:
@@ -179,12 +176,12 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
             base_is_given=base is not None,
             stop_ids=_stop_ids(path),
         )
-    spec = with_own_tokenizer(spec_of(of_run), of_run / FINAL)
+    spec = spec_of(of_run, to_use=True)
     model, labels = spec.model, _labels(path) or spec.data.labels
     if base is None:
         require_base(model, str(path), "writes")
     else:
-        model = at_place(model, base)
+        model = at_place(model, base, str(path))
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
     return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None, _stop_ids(path))
 
@@ -381,7 +378,7 @@ def _rendering(run: Path, spec: RunSpec) -> Rendering:
 
 def _spec_for(run: Path, use: ModelUse) -> RunSpec:
     """A run's spec. Raises ConfigError where its result has another use."""
-    spec = with_own_tokenizer(spec_of(run), run / FINAL)
+    spec = spec_of(run, to_use=True)
     task = spec.task_section
     if task.uses != use:
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
@@ -408,13 +405,15 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     )
 
 
-def spec_of(run: Path) -> RunSpec:
-    """What a run was given, with its paths as they are from here."""
+def spec_of(run: Path, *, to_use: bool = False) -> RunSpec:
+    """What a run was given, with its paths as they are from here. `to_use`: a tokenizer and a chat template that are
+    gone are those of the result, where it has them; what lies now as they lay may be others."""
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
 
     loaded = load_run_spec(run / "run.yaml", env={})
-    return as_from_here(absolute(loaded.spec, loaded.base), run)
+    spec = absolute(loaded.spec, loaded.base)
+    return as_from_here(with_own_tokenizer(spec, run / FINAL) if to_use else spec, run)
 
 
 def _of_adapter(directory: Path, base: str | None, use: ModelUse) -> Result:

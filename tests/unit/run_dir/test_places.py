@@ -80,8 +80,42 @@ def test_a_base_that_is_gone_is_said_with_the_way_on(project: Path, tmp_path: Pa
     assert found.model.name == str(tmp_path / "mount") and found.model.tokenizer_dir == f"{run}/final"
     base = find_result(run, "writes", base=True, model=str(tmp_path / "mount"))
     assert base.model.tokenizer_dir == f"{project}/tokenizer", "which is where it was"
+
+
+def test_a_tokenizer_that_is_gone_is_not_the_base_s(project: Path) -> None:
+    """Whose tokens may be others; the run's own is taken, where its result has it."""
+    run = project / "runs/r"
+    saved = run / "checkpoints/step-2/model"
+    saved.mkdir(parents=True)
+    (saved / "adapter_config.json").write_text("{}")
     (project / "tokenizer").rmdir()
-    assert find_result(run, "writes", base=True, model="org/base").model.tokenizer_dir is None
+    for look in (
+        lambda: find_result(str(saved), "writes", model="org/base"),
+        lambda: find_result(str(run), "writes", base=True, model="org/base"),
+        lambda: find_adapter(saved, "org/base").base,
+    ):
+        with pytest.raises(ConfigError, match=f"there is no {project}/tokenizer") as refused:
+            look()
+        assert "model.tokenizer_dir" in refused.value.problems[0].hint
+    assert find_result(str(run), "writes", model="org/base").model.tokenizer_dir == f"{run}/final"
+    (run / "final/tokenizer.json").write_text("{}")
+    assert find_result(str(saved), "writes", model="org/base").model.tokenizer_dir == f"{run}/final"
+    assert find_adapter(saved, "org/base").base.tokenizer_dir == f"{run}/final"
+
+
+def test_a_result_s_own_tokenizer_is_before_another_that_lies_as_that_did(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    for name in ("tokenizer", "runs"):
+        (other / name).mkdir(parents=True)
+    (other / "chat.jinja").write_text("another")
+    run = (project / "runs/r").rename(other / "runs/r")
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (run / "final" / name).write_text("{}")
+    project.rename(tmp_path / "gone")
+    (other / "base").mkdir()
+    before = find_result(str(run), "writes", base=True)
+    assert before.model.tokenizer_dir == f"{run}/final" and before.chat_template == f"{run}/final/chat_template.jinja"
+    assert before.model.name == f"{other}/base"
 
 
 def test_a_result_has_the_tokenizer_and_the_template_that_are_gone(project: Path) -> None:
