@@ -142,8 +142,8 @@ def _adapter_of(target: str, result: Result) -> Path | None:
 
 def _state_of(weights: Path, result: Result) -> str:
     """Tells one state of a directory from the next, of an adapter with its base: a run that went on has another result
-    under the same name. A base that its manifest knows by content is in it so, unless somebody has named one that is not
-    known to be that."""
+    under the same name. A base that its manifest knows by content is in it so, unless somebody has named one that
+    is not known to be that."""
     facts = _files(weights)
     if result.adapter is not None:
         base = Path(result.model.local_dir or result.model.name).expanduser()
@@ -157,7 +157,7 @@ def _state_of(weights: Path, result: Result) -> str:
 
 
 def _is_trained(base: Path, result: Result) -> bool:
-    """Whether a base that was named is known to be the one that was trained on: one of the Hub is not fetched to know."""
+    """Whether a base that was named is known to be the one that was trained on: none of the Hub is fetched to know."""
     from rankzero.model.source import is_trained_base, locate
 
     return base.is_dir() and is_trained_base(locate(result.model), result.trained_on) is True

@@ -6,12 +6,14 @@ from __future__ import annotations
 import glob
 import os
 import shlex
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankzero.errors import ConfigError
 from rankzero.run_dir.paths import has_tokenizer
-from rankzero.spec.local_paths import PathField, local_part, with_paths
+from rankzero.spec.local_paths import PathField, is_gone, is_there, local_part, with_paths
 from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.nearby import dangling, near
 
@@ -22,23 +24,26 @@ if TYPE_CHECKING:
 
 def as_from_here(spec: RunSpec, root: Path) -> RunSpec:
     """The spec of the run in this directory, whose paths are absolute: where one of them is gone, and the directory has
-    moved, what lies now as that lay from the directory has moved along."""
-    before, here = os.path.join(spec.output_dir, str(spec.name)), os.path.realpath(root)
-    if os.path.realpath(before) == here:
+    moved, what lies now as that lay from the directory has moved along. As the directory is named here, else as it
+    lies: `runs` may be a link to another volume."""
+    before, now = os.path.join(spec.output_dir, str(spec.name)), [os.path.abspath(root), os.path.realpath(root)]
+    if os.path.realpath(before) == now[-1]:
         return spec
 
     def change(field: PathField) -> str:
         part = local_part(field, root)
-        if part is None or field.kind == "output" or not os.path.isabs(part.path) or _is_there(part.path):
+        if part is None or field.kind == "output" or not os.path.isabs(part.path) or not is_gone(part.path):
             return field.text
-        moved = os.path.normpath(os.path.join(here, os.path.relpath(part.path, before)))
-        return moved + part.rest if _is_there(moved) else field.text
+        forms: list[Callable[[str], str]] = [str]
+        if field.kind == "data" and glob.has_magic(part.path):  # a pattern, or a name that looks like one
+            forms.insert(0, glob.escape)
+        for here, form in product(now, forms):
+            moved = os.path.normpath(os.path.join(form(here), os.path.relpath(part.path, form(before))))
+            if is_there(moved):
+                return moved + part.rest
+        return field.text
 
     return with_paths(spec, change)
-
-
-def _is_there(path: str) -> bool:
-    return os.path.exists(path) or bool(glob.glob(path))
 
 
 def with_own_tokenizer(spec: RunSpec, final: Path) -> RunSpec:
@@ -68,7 +73,7 @@ def require_base(model: ModelSpec, target: str, use: ModelUse) -> None:
     """Raise ConfigError where a base was at a path of this machine, and nothing is there any more."""
     place = os.path.expanduser(model.local_dir or model.name)
     is_path = model.local_dir is not None or place.startswith((".", "/")) or place.count("/") > 1
-    if not is_path or os.path.exists(place):
+    if not is_path or not is_gone(place):
         return
     hint = "say where it is now: --model DIR"
     if use == "classifies":

@@ -18,6 +18,7 @@ from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.diff import Change, beside_prefix, compare, identity_at, name_beside, perhaps_the_same
+from rankzero.spec.local_paths import is_gone, is_there
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -113,8 +114,8 @@ def has_moved(change: Change) -> bool:
         and isinstance(new, str)
         and old.startswith("/")
         and new.startswith("/")
-        and not _is_there(old)
-        and _is_there(new)
+        and is_gone(_path(old))
+        and is_there(_path(new))
         for old, new in _differing(change.old, change.new)
     )
 
@@ -131,10 +132,9 @@ def _differing(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
         yield old, new
 
 
-def _is_there(path: str) -> bool:
-    """Whether a path stands for anything here, a pattern too, with a number of rows behind it or without."""
-    path = parse_data_path(path, os.path.exists).path
-    return os.path.exists(path) or bool(glob.glob(path))
+def _path(text: str) -> str:
+    """Without a number of rows behind it."""
+    return parse_data_path(text, os.path.exists).path
 
 
 def _run_dir(spec: RunSpec) -> RunDir:

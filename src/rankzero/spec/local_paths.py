@@ -140,6 +140,22 @@ def is_pattern(path: str, base: Path) -> bool:
     return glob.has_magic(path) and not os.path.exists(os.path.join(base, path))
 
 
+def is_there(path: str) -> bool:
+    """Whether something is at a path, or matches a pattern."""
+    return os.path.exists(path) or bool(glob.glob(path))
+
+
+def is_gone(path: str) -> bool:
+    """Whether nothing is there. Of what is in a directory that may not be entered nobody knows it."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return False
+    except (OSError, ValueError):
+        return not glob.glob(path)
+    return False
+
+
 def absolute(spec: RunSpec, base: Path) -> RunSpec:
     """What a process is given: no path in it depends on where the process runs."""
 

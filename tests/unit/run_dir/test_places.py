@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankzero.errors import ConfigError
+from rankzero.run_dir.places import require_base
 from rankzero.run_dir.result import find_adapter, find_result, spec_of
+from rankzero.run_dir.setting import has_moved
+from rankzero.spec.diff import Change
 from rankzero.spec.resolve import to_yaml
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import ModelSpec, RunSpec
 
 
 @pytest.fixture
@@ -57,9 +63,45 @@ def test_what_moved_along_with_a_run_is_found(project: Path, tmp_path: Path) -> 
     (moved / "runs/other").rename(moved / "runs/r")
     assert places(moved / "runs/r") == expected(moved)
     (tmp_path / "link").symlink_to(moved)
-    assert places(tmp_path / "link/runs/r") == expected(moved)
+    assert places(tmp_path / "link/runs/r") == expected(tmp_path / "link")
     result = find_result(str(moved / "runs/r"), "writes")
     assert result.model.name == f"{moved}/base"
+
+
+def test_what_moved_along_is_found_where_runs_is_a_link(project: Path, tmp_path: Path) -> None:
+    """As to a volume with more room: from the project it lies as before, from the volume it does not."""
+    (project / "runs").rename(tmp_path / "scratch")
+    (project / "runs").symlink_to(tmp_path / "scratch")
+    assert places(project / "runs/r") == expected(project)
+    moved = project.rename(tmp_path / "moved")
+    assert places(moved / "runs/r") == expected(moved)
+
+
+def test_a_pattern_is_found_in_directories_whose_names_look_like_one(project: Path, tmp_path: Path) -> None:
+    first = project.rename(tmp_path / "p[1]")
+    text = (first / "runs/r/run.yaml").read_text()
+    text = text.replace(f"{project}/parts", f"{tmp_path}/p[[]1]/parts").replace(str(project), str(first))
+    (first / "runs/r/run.yaml").write_text(text)
+    assert places(first / "runs/r")[-2] == f"{tmp_path}/p[[]1]/parts/*.jsonl"
+    second = first.rename(tmp_path / "q[2]")
+    found = places(second / "runs/r")
+    assert found[-2] == f"{tmp_path}/q[[]2]/parts/*.jsonl"
+    assert [found[0], found[3]] == [f"{second}/base", f"{second}/rows.jsonl#5"]
+
+
+def test_what_may_not_be_looked_at_is_not_gone(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, real = shutil.copytree(project, tmp_path / "moved"), os.stat
+
+    def denied(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if str(path).startswith(str(project)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert places(moved / "runs/r") == expected(project)
+    require_base(ModelSpec(name=f"{project}/base"), "run", "writes")
+    change = Change("model.name", f"{project}/base", f"{moved}/base", harmless=True)
+    assert not has_moved(change)
 
 
 def test_a_place_that_is_still_there_is_meant(project: Path, tmp_path: Path) -> None:
