@@ -90,7 +90,7 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     require_sweep()
     if trainer is None:
         require_engine()
-    from rankzero.sweep.contents import contents, eval_files
+    from rankzero.sweep.contents import Digests, contents, eval_files
     from rankzero.sweep.here import Here
     from rankzero.sweep.outcome import keep_contents, keep_setting, require_a_result, write_best
     from rankzero.sweep.page import write_sweep_page
@@ -104,12 +104,13 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     lease = Lease(place.root)
     lease.acquire()
     try:
-        there = cache(lambda: contents(sweep, _weights))
+        digests = Digests(sweep, say)
+        there = cache(lambda: contents(sweep, _weights, digests))
         for words in keep_setting(sweep, there):
             say(words)
         record = Record(sweep, place.record)
         if not is_finished(sweep, record.trials):  # whose trials are there to be asked for without their files
-            keep_contents(sweep, eval_files(sweep), there(), record.trials)
+            keep_contents(sweep, eval_files(sweep, digests), there(), record.trials)
         place_of_trials: Trainer
         if trainer is None:
             place_of_trials = Here(sweep.spec.nproc_per_node, parallel, gpus, os.environ, say)

@@ -21,16 +21,56 @@ Fingerprint = Callable[[RunSpec], str]
 """Tells two base models apart whose files are here."""
 
 
-def contents(sweep: Sweep, weights: Fingerprint) -> dict[str, str]:
+_SAID_BYTES = 1 << 30
+"""Reading fewer takes a moment that needs no words."""
+
+
+class Digests:
+    """What files hold, each of which is read once in a start of a sweep, however often it is asked for."""
+
+    def __init__(self, sweep: Sweep, say: Callable[[str], None]) -> None:
+        self._for_pods, self._say = sweep.for_pods, say
+        self._known: dict[str, str] = {}
+        self._bytes = 0
+
+    def of(self, name: str) -> str:
+        """Raises OSError."""
+        if name not in self._known:
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    def of_rows(self, name: str) -> str:
+        """With the kind, where the name decides how the bytes are read."""
+        digest = self.of(name)
+        if self._for_pods:
+            return digest
+        from rankzero.data.read.containers.layout import named_kind
+
+        kind = named_kind(name)
+        return f"{digest}:{kind}" if kind else digest
+
+    def _read(self, name: str) -> str:
+        if self._for_pods:  # a small one, by a launcher that may not have what reads rows
+            return file_sha256(Path(name))
+        from rankzero.data.read.hashing import file_digest, remembered_digest
+
+        if remembered_digest(name, cache_root()) is None:
+            before, self._bytes = self._bytes, self._bytes + os.path.getsize(name)
+            if before <= _SAID_BYTES < self._bytes:
+                self._say(f"[STEP] read the sweep's files to know them: more than {_SAID_BYTES / 1e9:.1f} GB")
+        return file_digest(name, cache_root())
+
+
+def contents(sweep: Sweep, weights: Fingerprint, digests: Digests) -> dict[str, str]:
     """What stands at the places of the run that is varied, by the identities that runs are compared by: where that is
     here by its content, whatever its place is called, else by the name of the place, which is a Hub id, a URL or a path
     on a volume of pods. Raises DataError, ConfigError."""
     spec = common_spec(sweep)
     try:
-        data = with_paths(spec, lambda field: _of_field(field, spec, sweep)).data
+        data = with_paths(spec, lambda field: _of_field(field, spec, sweep, digests)).data
         found = {
-            "model": _base(spec, sweep, weights),
-            "tokenizer": [*_tokenizer(spec.model, sweep), data.chat_template],
+            "model": _base(spec, sweep, weights, digests),
+            "tokenizer": [*_tokenizer(spec.model, sweep, digests), data.chat_template],
             "data": _sources(data.train),
             "eval_data": data.eval.model_dump() if isinstance(data.eval, EvalFraction) else _sources(data.eval),
         }
@@ -42,19 +82,19 @@ def contents(sweep: Sweep, weights: Fingerprint) -> dict[str, str]:
     }
 
 
-def eval_files(sweep: Sweep) -> str | None:
+def eval_files(sweep: Sweep, digests: Digests) -> str | None:
     """A digest of all that trials are evaluated on; None where there are none: a Hub data set, a URL, a volume of pods.
 
     A held-out share is of the training rows.
     """
     spec = common_spec(sweep)
     part = "data.train" if isinstance(spec.data.eval, EvalFraction) else "data.eval"
-    digests = []
+    found: list[str] = []
     for field in path_fields(spec):
         path = _here(field, sweep) if field.kind == "data" and field.field.startswith(part) else None
-        found = None if path is None else local_files(path)
-        digests += [_digest(name, sweep) for name in found] if isinstance(found, tuple) else []
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else None
+        files = None if path is None else local_files(path)
+        found += [digests.of(name) for name in files] if isinstance(files, tuple) else []
+    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else None
 
 
 def _here(field: PathField, sweep: Sweep) -> str | None:
@@ -63,7 +103,7 @@ def _here(field: PathField, sweep: Sweep) -> str | None:
     return None if part is None or (sweep.for_pods and os.path.isabs(part.path)) else in_base(part.path, sweep.run_base)
 
 
-def _of_field(field: PathField, spec: RunSpec, sweep: Sweep) -> str:
+def _of_field(field: PathField, spec: RunSpec, sweep: Sweep, digests: Digests) -> str:
     """What is at a path of rows or of a chat template, of images that they are here; else the field as it is."""
     path = _here(field, sweep) if field.field.startswith("data.") else None
     if path is None:
@@ -71,7 +111,7 @@ def _of_field(field: PathField, spec: RunSpec, sweep: Sweep) -> str:
     if field.kind == "directory":  # of images, of which each trial reads those that its rows name, and no others
         return ""
     if field.kind == "file":
-        return _digest(path, sweep)
+        return digests.of(path)
     files = local_files(path)
     if isinstance(files, Problem):
         raise DataError(files)
@@ -79,7 +119,7 @@ def _of_field(field: PathField, spec: RunSpec, sweep: Sweep) -> str:
     rest = "" if part is None else part.rest
     if spec.data.streaming and field.field.startswith("data.train"):  # a run reads no file to know it either
         return _listed(files) + rest
-    return " ".join(_rows(name, sweep) for name in files) + rest
+    return " ".join(map(digests.of_rows, files)) + rest
 
 
 def _listed(files: tuple[str, ...]) -> str:
@@ -94,12 +134,12 @@ def _sources(given: str | tuple[SourceSpec, ...] | None) -> list[dict[str, Any]]
     return [source.model_dump(mode="json", exclude_defaults=True) for source in several]
 
 
-def _base(spec: RunSpec, sweep: Sweep, weights: Fingerprint) -> list[Any]:
+def _base(spec: RunSpec, sweep: Sweep, weights: Fingerprint, digests: Digests) -> list[Any]:
     """The base by its content, else its name."""
     place = _model(spec.model, sweep)
     if place is None:
         return [spec.model.name, spec.model.local_dir]
-    return [_digest(place, sweep) if os.path.isfile(place) else weights(spec)]  # a GGUF file is made a directory later
+    return [digests.of(place) if os.path.isfile(place) else weights(spec)]  # a GGUF file is made a directory later
 
 
 def _model(model: ModelSpec, sweep: Sweep) -> str | None:
@@ -109,29 +149,13 @@ def _model(model: ModelSpec, sweep: Sweep) -> str | None:
     return _here(PathField("model.name", "model", model.name), sweep)
 
 
-def _tokenizer(model: ModelSpec, sweep: Sweep) -> list[Any]:
+def _tokenizer(model: ModelSpec, sweep: Sweep, digests: Digests) -> list[Any]:
     """The tokenizer's files by their content, else its name."""
     place = _model(model, sweep) if sweep.for_pods or model.tokenizer_dir is None else model.tokenizer_dir
     if place is None:
         return [model.tokenizer_dir or model.local_dir or model.name]
     if os.path.isfile(place):
-        return [_digest(place, sweep)]  # a GGUF file, which has its tokenizer in it
+        return [digests.of(place)]  # a GGUF file, which has its tokenizer in it
     from rankzero.data.cache.known_tokenizers import tokenizer_files
 
     return tokenizer_files(Path(place), cache_root())
-
-
-def _rows(name: str, sweep: Sweep) -> str:
-    if sweep.for_pods:
-        return _digest(name, sweep)
-    from rankzero.data.read.hashing import content_hash
-
-    return content_hash(name, cache_root())
-
-
-def _digest(name: str, sweep: Sweep) -> str:
-    if sweep.for_pods:  # a small one, by a launcher that may not have what reads rows
-        return file_sha256(Path(name))
-    from rankzero.data.read.hashing import file_digest
-
-    return file_digest(name, cache_root())

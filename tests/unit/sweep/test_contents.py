@@ -12,6 +12,7 @@ import pytest
 
 from rankzero.api.sweeps import run_sweep
 from rankzero.errors import ConfigError, DataError
+from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import run as loop
 from rankzero.sweep.place import SweepDir
@@ -125,6 +126,22 @@ def test_what_changed_before_anything_was_scored_is_no_difference(first: Path) -
     change(first / "rows.jsonl")
     assert goes_on(first, data, 1) == []
     assert problems(first, {**data, "train": [{"path": "rows.jsonl"}]}), "other sources are another sweep all the same"
+
+
+def test_each_file_is_read_once_in_a_start_and_many_bytes_are_said(
+    first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counting(path: Path) -> str:
+        read.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr("rankzero.data.read.hashing.file_sha256", counting)
+    assert goes_on(first, DATA["held out"], 1) == [] and read.count("rows.jsonl") == 1
+    monkeypatch.setattr("rankzero.sweep.contents._SAID_BYTES", 1)
+    (said,) = goes_on(first, DATA["held out"], 2)
+    assert said.startswith("[STEP] read the sweep's files to know them: more than ") and read.count("rows.jsonl") == 2
 
 
 def test_a_finished_sweep_is_asked_without_its_files(first: Path) -> None:
