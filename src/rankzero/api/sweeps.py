@@ -109,7 +109,8 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
         for words in keep_setting(sweep, there):
             say(words)
         record = Record(sweep, place.record)
-        if not is_finished(sweep, record.trials):  # whose trials are there to be asked for without their files
+        is_read = there.cache_info().currsize > 0
+        if is_read or not is_finished(sweep, record.trials):  # one that is can be asked again without its files
             keep_contents(sweep, eval_files(sweep, digests), there(), record.trials)
         place_of_trials: Trainer
         if trainer is None:
