@@ -158,5 +158,5 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ..
     (("timeout_seconds", "kind"), _timeout),
     (("tolerations",), _taints),
     (("image", "kind"), _image),
-    (("kind", "slurm", "storage", "env"), check_slurm),
+    (("kind", "slurm", "image", "storage", "env"), check_slurm),
 )

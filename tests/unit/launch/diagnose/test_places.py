@@ -113,11 +113,12 @@ SETTINGS = {
 
 def refused(place: str) -> set[str]:
     """The fields that a cluster.yaml of this place may not have."""
-    outputs = "storage.outputs={mount: /o, host_path: /o}"
+    base = [f"kind={place}", "image=i", "gpu=false", "storage.outputs={mount: /o, host_path: /o}"]
+    base += ["slurm.runtime=apptainer"] if place == "slurm" else []
     found = set()
     for field, value in SETTINGS.items():
         try:
-            load_cluster_spec(None, [f"kind={place}", "image=i", "gpu=false", outputs, f"{field}={value}"], env={})
+            load_cluster_spec(None, [*base, f"{field}={value}"], env={})
         except ConfigError:
             found.add(field)
     return found
