@@ -15,7 +15,7 @@ from rankzero.errors import ConfigError, UsageError
 from rankzero.spec.providers import Provider
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rankzero.api.provisioning import Deletion, Planned, Provisioning
 
@@ -36,7 +36,7 @@ def plan(file: FileOption, provider: ProviderOption = None, as_json: JsonOption 
     """Print the commands that would make what is not there. Changes nothing."""
     from rankzero.cli.cluster_option import say
 
-    wanted = opened(file, provider)
+    wanted = opened(file, provider, say)
     try:
         wanted.require()
         look = True
@@ -122,11 +122,11 @@ def foretold(deletion: Deletion) -> list[str]:
     return lines
 
 
-def opened(file: str, provider: str | None) -> Provisioning:
-    """An infra.yaml, whose commands are shown as they run."""
+def opened(file: str, provider: str | None, say: Callable[[str], None] = typer.echo) -> Provisioning:
+    """An infra.yaml, whose commands are shown as they run: where a plan is the result, beside it."""
     from rankzero.api.provisioning import Provisioning
 
-    return Provisioning(Path(file), provider, typer.echo)
+    return Provisioning(Path(file), provider, say)
 
 
 def shown(planned: Sequence[Planned]) -> list[str]:

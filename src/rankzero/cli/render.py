@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,10 +59,14 @@ def render(
         write_files(objects, Path(output))
 
 
-def print_objects(objects: list[Manifest], *, full: bool = False) -> None:
-    """Exactly what is sent; on a terminal without `full`, with the long lines of shipped files left out."""
+def print_objects(objects: list[Manifest], *, full: bool = False, as_json: bool = False) -> None:
+    """Exactly what is sent; on a terminal without `full`, with the long lines of shipped files left out. As JSON it is
+    for programs: a list of all objects, whole."""
     from rankzero.launch.render.content import SCRIPT, shortened, to_yaml
 
+    if as_json:
+        typer.echo(json.dumps(objects, indent=2))
+        return
     scripts = [one for one in objects if SCRIPT in one.get("spec", {})]
     if len(scripts) > 1:
         objects = scripts[-1:]
@@ -75,13 +80,18 @@ def print_objects(objects: list[Manifest], *, full: bool = False) -> None:
         typer.echo("long lines are left out here; rankzero render --full, a pipe and -o have them", err=True)
 
 
-def write_files(objects: list[Manifest], directory: Path) -> None:
-    """One file an object, numbered in the order of application. Raises StorageError."""
+def write_files(objects: list[Manifest], directory: Path, *, as_json: bool = False) -> None:
+    """One file an object, numbered in the order of application; prints their paths. Raises StorageError."""
     from rankzero.launch.render.content import file_name, to_document
     from rankzero.run_dir.atomic import place_given_by, write_text
 
+    written = []
     for index, manifest in enumerate(objects, start=1):
         path = directory / file_name(index, manifest)
         with place_given_by("-o"):
             write_text(path, to_document(manifest))
-        typer.echo(path)
+        written.append(str(path))
+        if not as_json:
+            typer.echo(path)
+    if as_json:
+        typer.echo(json.dumps({"files": written}, indent=2))

@@ -38,7 +38,7 @@ def smoke(
     cluster: ThereOption = None,
     kind: KindOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --cluster: print what would be applied.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The outcome, or what would be applied, as JSON on stdout.")] = False,
 ) -> None:
     """Test devices, processes, links and disk, without a model.
 
@@ -127,7 +127,7 @@ def _there(plan: Plan, cluster: str, *, dry_run: bool, as_json: bool) -> None:
 
     objects = render(plan)
     if dry_run:
-        print_objects(objects)
+        print_objects(objects, as_json=as_json)
         return
     backend = open_backend(plan.cluster, say=say)
     try:

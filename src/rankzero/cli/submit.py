@@ -31,7 +31,9 @@ def submit(
         list[str] | None, typer.Option(metavar="FIELD", help="Continue although this field changed; repeatable.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="End another run of this name without asking.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The outcome, or what would be applied, as JSON on stdout.")
+    ] = False,
 ) -> None:
     """Run on a cluster, or continue there, and follow it to its end.
 
@@ -45,7 +47,7 @@ def submit(
     plan = plan_from(arguments or [], cluster, kind, allow_changes=allow_change or (), submitter=who)
     objects = render(plan)
     if dry_run:
-        print_objects(objects)
+        print_objects(objects, as_json=as_json)
         return
     from rankzero.api.clusters import open_backend
     from rankzero.cli.cluster_option import say

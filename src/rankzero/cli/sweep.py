@@ -7,7 +7,7 @@ import os
 import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the space, and train nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The trials as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What is printed, as JSON on stdout.")] = False,
     render: Annotated[
         bool, typer.Option("--render", help="Print the sweep as Katib's Experiment, for --cluster; applies nothing.")
     ] = False,
@@ -62,7 +62,7 @@ def sweep(
     for_sweep = [text for text in given.overrides if not text.startswith("cluster.")]
     if render:
         objects = katib_objects(given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
-        _print(objects, output)
+        _print(objects, output, as_json=as_json)
         return
     with stopped_by_sigterm():
         if dry_run and on_cluster:
@@ -71,7 +71,7 @@ def sweep(
             found = load_sweep(given.file, given.overrides, warn=print_warning)
             parallel_of(found, local_gpu_count(os.environ))
         if dry_run:
-            typer.echo(space_text(found), nl=False)
+            typer.echo(json.dumps(space_json(found), indent=2) + "\n" if as_json else space_text(found), nl=False)
             return
         if on_cluster:
             result = run_sweep_on(
@@ -85,14 +85,14 @@ def sweep(
         typer.echo(table_text(result), nl=False)
 
 
-def _print(objects: list[Manifest], output: str | None) -> None:
+def _print(objects: list[Manifest], output: str | None, *, as_json: bool) -> None:
     """As `rankzero render` does it."""
     from rankzero.cli.render import print_objects, write_files
 
     if output is None:
-        print_objects(objects)
+        print_objects(objects, as_json=as_json)
     else:
-        write_files(objects, Path(output))
+        write_files(objects, Path(output), as_json=as_json)
 
 
 def _say(line: str) -> None:
@@ -118,6 +118,21 @@ def space_text(sweep: Sweep) -> str:
         *(f"  {name:{width}}  {dimension}" for name, dimension in sweep.space.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def space_json(sweep: Sweep) -> dict[str, Any]:
+    """As `space_text`, as plain JSON; a result has the same names (sweep/outcome.py)."""
+    return {
+        "name": sweep.name,
+        "directory": str(sweep.directory),
+        "run": sweep.spec.run,
+        "metric": sweep.metric,
+        "direction": "maximize" if sweep.higher_is_better else "minimize",
+        "trials": sweep.trials,
+        "sampler": sweep.spec.sampler,
+        "pruner": sweep.spec.pruner,
+        "space": {name: dimension.to_json() for name, dimension in sweep.space.items()},
+    }
 
 
 def _pruned_by(pruner: str) -> str:

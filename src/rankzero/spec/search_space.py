@@ -37,6 +37,10 @@ class Choices:
         """Every label, for a grid."""
         return self.labels
 
+    def to_json(self) -> dict[str, Any]:
+        """As a sweep file has it."""
+        return {"values": list(self.values)}
+
     def __str__(self) -> str:
         return ", ".join(repr(value) if isinstance(value, float) else shown(value) for value in self.values)
 
@@ -63,6 +67,11 @@ class Numbers:
             return None
         found = (_multiple(self.low, step, times) for times in range(_steps(self.low, self.high, step) + 1))
         return tuple(int(number) if self.whole else number for number in found)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a sweep file has it."""
+        step = {} if self.step is None else {"step": self.step}
+        return {"min": self.low, "max": self.high, **step, "log": self.log, "whole": self.whole}
 
     def __str__(self) -> str:
         kind = "whole numbers" if self.whole else "numbers"
