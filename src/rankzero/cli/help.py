@@ -6,12 +6,15 @@ than all the rest of --help.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
+
+from rankzero.errors import UsageError
 
 _ORDER = ("Start", "Data", "Train", "Results", "Runs", "Cluster", "Look", "Make", "Arguments", "Options")
 WIDTH = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -38,7 +41,16 @@ class Sections(TyperGroup):
 
 
 class Flags(TyperCommand):
-    """A command whose flags have a section for each panel."""
+    """A command whose flags have a section for each panel, and whose numbers are finite."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises UsageError for `nan` and `inf`, which pass what is said of the least and the most."""
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"must be a finite number, but is {value}", where=max(parameter.opts, key=len))
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, flags without a panel, then the panels."""

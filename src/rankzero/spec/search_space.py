@@ -6,9 +6,12 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
 
 from rankzero.spec.fields import Option, options_at
 from rankzero.spec.run_spec import RunSpec
@@ -23,10 +26,8 @@ class Choices:
     """Some values, in the order in which they were written."""
 
     values: tuple[Any, ...]
-
-    @property
-    def labels(self) -> tuple[Label, ...]:
-        return tuple(label(value) for value in self.values)
+    labels: tuple[Label, ...]
+    """Of the values as they were written."""
 
     def value(self, chosen: Label) -> Any:
         """What a label stands for."""
@@ -90,7 +91,7 @@ def space_of(parameters: Mapping[str, ParameterSpec]) -> Space:
 
 def _dimension(name: str, parameter: ParameterSpec) -> Choices | Numbers:
     if parameter.values is not None:
-        return Choices(tuple(_plain(value) for value in parameter.values))
+        return Choices(tuple(meant(name, value) for value in parameter.values), tuple(map(label, parameter.values)))
     low, high, whole = float(parameter.min or 0), float(parameter.max or 0), is_whole(name)
     if parameter.step is not None:  # so that the last one is a point, too
         high = _multiple(low, parameter.step, _steps(low, high, parameter.step))
@@ -116,6 +117,22 @@ def _written(number: float) -> Decimal:
     return Decimal(repr(number))
 
 
+def meant(name: str, value: Any) -> Any:
+    """A value as the run spec has it: text of which its field makes a number, or true or false, is that."""
+    kinds = {option.kind for option in options_at(RunSpec, tuple(name.split(".")))}
+    for kind in (int, float, bool) if isinstance(value, str) and str not in kinds else ():
+        if kind in kinds:
+            with suppress(ValidationError):
+                return TypeAdapter(kind).validate_python(value)
+    return _plain(value)
+
+
+def takes_text_alone(name: str) -> bool:
+    """Whether a field takes text, and neither numbers nor true and false."""
+    kinds = {option.kind for option in options_at(RunSpec, tuple(name.split(".")))}
+    return str in kinds and not kinds & {bool, int, float}
+
+
 def is_whole(name: str) -> bool:
     """Whether the numbers that a field takes are whole ones."""
     kinds = _number_kinds(name)
@@ -134,7 +151,8 @@ def _number_kinds(name: str) -> set[Any]:
 
 def label(value: Any) -> Label:
     """A value as samplers have it."""
-    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, sort_keys=True)
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return value if plain else json.dumps(_plain(value), sort_keys=True)
 
 
 def chosen_values(space: Space, labels: Mapping[str, Label]) -> dict[str, Any]:

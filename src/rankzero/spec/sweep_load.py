@@ -22,7 +22,18 @@ from rankzero.spec.renames import RENAMES as RUN_RENAMES
 from rankzero.spec.renames import Rename, normalised
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.search_space import Space, exact, grid_size, is_whole, label, shown, space_of, takes_numbers
+from rankzero.spec.search_space import (
+    Space,
+    exact,
+    grid_size,
+    is_whole,
+    label,
+    meant,
+    shown,
+    space_of,
+    takes_numbers,
+    takes_text_alone,
+)
 from rankzero.spec.sweep_spec import ParameterSpec, SweepSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER
 from rankzero.spec.unknown_keys import guess
@@ -251,8 +262,13 @@ def _of_shape(name: str, parameter: ParameterSpec, where: str) -> Iterator[Probl
     if parameter.values is not None:
         if given:
             yield Problem(f"values and {', '.join(given)} do not go together", where, "write values, or min and max")
-        texts = [exact(value) for value in parameter.values]
-        labels = [label(value) for value in parameter.values]  # true is 1 to a sampler
+        if takes_text_alone(name) and (found := [one for one in parameter.values if isinstance(one, int | float)]):
+            what = f"{', '.join(map(shown, found))}: this field takes text, and a number forgets how it was written"
+            yield Problem(what, where, 'put it in quotes: values: ["…"]')
+            return
+        values = [meant(name, value) for value in parameter.values]
+        texts = [exact(value) for value in values]
+        labels = [label(value) for value in values]  # true is 1 to a sampler
         if twice := sorted({text for at, text in enumerate(texts) if text in texts[:at] or labels[at] in labels[:at]}):
             yield Problem(f"given twice: {', '.join(twice)}", where)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -83,7 +84,12 @@ def _as_python(tree: Tree, options: list[Option], path: KeyPath, findings: list[
         name = dotted(path)  # a section left empty by accident must not switch something off
         hint = f"{name}: {{}} takes its defaults; {name}: null, or no {name} at all, goes without it"
         findings.append(Finding(path, "this section is empty", hint))
-    return _scalar_as_python(tree, {option.kind for option in options})
+    kinds = {option.kind for option in options}
+    value = _scalar_as_python(tree, kinds)
+    if isinstance(value, float) and not math.isfinite(value) and kinds <= {Any}:  # others are refused by their type
+        hint = "JSON has no such number, and a spec is sent as JSON; in quotes it is text"
+        findings.append(Finding(path, f"must be a finite number, but is {_shown(value)}", hint))
+    return value
 
 
 def _section_as_python(

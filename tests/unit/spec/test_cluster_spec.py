@@ -53,6 +53,7 @@ def test_the_smallest() -> None:
         ("terminationGracePeriodSeconds=3", "command line terminationGracePeriodSeconds", "grace_period_seconds"),
         ("image=", "command line image", "required, but not set"),
         ("kind=jobs", "command line kind", "did you mean job?"),
+        ("pod_patch={a: [.inf]}", "command line pod_patch.a[0]", "must be a finite number, but is inf"),
         ("storage.outputs={mount: /o}", "command line storage.outputs", "checkpoints would end with the pod"),
     ],
 )

@@ -228,6 +228,7 @@ eval: {every: 0}
             ("train: {max_steps: true}", "train.max_steps", 'but is "true"', ""),
             ("train: {weight_decay: true}", "train.weight_decay", "must be a number of at least 0, but is", ""),
             ("train: {weight_decay: .inf}", "train.weight_decay", "but is inf", ""),
+            ("train: {max_grad_norm: .INF}", "train.max_grad_norm", "but is inf", "null: do not clip"),
             ("train: {seed: }", "train.seed", "but is empty", "Default: 42."),
             ("train: {adam_beta1: 1}", "train.adam_beta1", "a number of at least 0 and below 1, but is 1", ""),
             (
@@ -290,6 +291,11 @@ eval: {every: 0}
             ("{train: ''}", "data.train", 'but is ""'),
             ("{train: [{path: a, format: mesages}]}", "data.train[0].format", "`messages`"),
             ("{train: [{format: auto}]}", "data.train[0].path", "required, but not set"),
+            (
+                "{train: t, chat_template_kwargs: {a: [1, {b: .NaN}]}}",
+                "data.chat_template_kwargs.a[1].b",
+                "must be a finite number, but is nan",
+            ),
             ("{train: [a.jsonl]}", "data.train[0]", 'must be a section with keys such as path, but is "a.jsonl"'),
             ("{train: t, eval: {fraction: 2}}", "data.eval.fraction", "must be a number above 0 and below 1"),
             ("{train: t, eval: {}}", "data.eval.fraction", "required"),

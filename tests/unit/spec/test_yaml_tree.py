@@ -15,6 +15,8 @@ from rankzero.spec.yaml_tree import Scalar, dotted, parse, plain_value
         *(("010", 10), ("0x10", "0x10"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1e", "1e")),
         *(("yes", "yes"), ("off", "off"), ("true", True), ("False", False), ("tRue", "tRue")),
         *(("", None), ("~", None), ("null", None), ("nuLL", "nuLL"), (".inf", float("inf"))),
+        *((text, float("inf")) for text in (".INF", "+.inf", "+.Inf", "+.INF")),
+        *((text, float("-inf")) for text in ("-.inf", "-.Inf", "-.INF")),
         ("9" * 5000, float("inf")),
     ],
 )

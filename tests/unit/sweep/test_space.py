@@ -10,7 +10,7 @@ import pytest
 from rankzero.spec.search_space import Choices, Numbers, chosen_values, grid
 from rankzero.spec.sweep_load import read_sweep, trial_spec
 from rankzero.sweep.record import Record
-from tests.support.sweeps import RUN, reading_of, sweep_of
+from tests.support.sweeps import RUN, reading_of, sweep_of, written
 
 
 def test_whole_numbers_follow_from_the_field(tmp_path: Path) -> None:
@@ -26,6 +26,48 @@ def test_whole_numbers_follow_from_the_field(tmp_path: Path) -> None:
     chosen = {"lora.r": 8, "train.learning_rate": 1e-4, "lora.target_modules": '["q_proj", "v_proj"]'}
     assert chosen_values(space, chosen)["lora.target_modules"] == ["q_proj", "v_proj"]
     assert isinstance(space["lora.target_modules"], Choices)
+
+
+def test_numbers_are_numbers_however_they_are_written(tmp_path: Path) -> None:
+    """As they are in run.yaml: `"${RATE}"` is text that the field makes a number of."""
+    parameters = """
+  train.learning_rate: {values: [1e-4, 2.e-4, "3e-4", .5, auto]}
+  lora.r: {values: ["8", 16]}
+  train.global_batch_size: {values: ["4", [2, 4]]}
+  train.padding_free: {values: [yes, off, auto]}
+  model.revision: {values: ["1e-4", on]}
+"""
+    file = written(tmp_path)
+    file.write_text(f"run: run.yaml\nsampler: grid\nparameters:{parameters}")
+    sweep = read_sweep(file, env={}).sweep
+    assert sweep is not None
+    values = [dimension.values for dimension in sweep.space.values() if isinstance(dimension, Choices)]
+    assert values == [
+        *((1e-4, 2e-4, 3e-4, 0.5, "auto"), (8, 16), (4, [2, 4])),
+        *((True, False, "auto"), ("1e-4", "on")),
+    ]
+    last = list(grid(sweep.space))[-1]
+    spec = trial_spec(sweep, chosen_values(sweep.space, {**last, "train.learning_rate": "3e-4"}), "t", "out")
+    assert (spec.train.learning_rate, spec.train.global_batch_size) == (3e-4, 8)
+    assert (spec.train.padding_free, spec.model.revision) == ("auto", "on")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "where", "what"),
+    [
+        ("train.learning_rate: {values: [1e-4, .inf]}", "train.learning_rate.values[1]", "finite number, but is inf"),
+        ("train.learning_rate: {values: [.NAN]}", "train.learning_rate.values[0]", "finite number, but is nan"),
+        ("train.learning_rate: {min: 1, max: .inf}", "train.learning_rate.max", "a number, but is inf"),
+        ('train.learning_rate: {values: [1e-4, "0.0001"]}', "train.learning_rate", "given twice: 0.0001"),
+        ("train.padding_free: {values: [yes, true]}", "train.padding_free", "given twice: true"),
+        ("model.revision: {values: [0012345, main]}", "model.revision", "this field takes text"),
+    ],
+)
+def test_a_number_that_is_none_and_one_that_is_another(tmp_path: Path, parameter: str, where: str, what: str) -> None:
+    file = written(tmp_path)
+    file.write_text(f"run: run.yaml\nparameters:\n  {parameter}\n")
+    (problem,) = read_sweep(file, env={}).problems
+    assert problem.where == f"{file}:3 parameters.{where}" and what in problem.what
 
 
 def test_every_problem_of_both_files_is_told_with_its_line(tmp_path: Path) -> None:
@@ -177,7 +219,7 @@ def test_values_that_differ_at_all_are_not_given_twice(tmp_path: Path, values: l
         ("lora.target_modules", ["all-linear", ["q_proj"], ["q_proj"]], '["q_proj"]'),
         ("train.warmup_steps", [1, 1.0], "1"),
         ("lora.alpha", [8, 16], None),
-        ("model.revision", [8, "8"], "8"),
+        ("model.revision", ["8", "8"], "8"),
         ("data.chat_template_kwargs", [{"a": 1}, {"a": True}], None),
     ],
 )
@@ -263,9 +305,9 @@ def test_paths_that_are_typed_are_relative_to_the_working_directory(
 @pytest.mark.parametrize(
     ("override", "space"),
     [
-        ("parameters.lora.r={values: [2, 8]}", Choices((2, 8))),
+        ("parameters.lora.r={values: [2, 8]}", Choices((2, 8), (2, 8))),
         ("parameters.lora.r.max=32", Numbers(2, 32, whole=True)),
-        ("parameters={lora.r: {values: [3]}}", Choices((3,))),
+        ("parameters={lora.r: {values: [3]}}", Choices((3,), (3,))),
     ],
 )
 def test_a_parameter_is_set_on_the_command_line(tmp_path: Path, override: str, space: Choices | Numbers) -> None:
