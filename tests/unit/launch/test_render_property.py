@@ -13,6 +13,7 @@ from rankzero.errors import ConfigError
 from rankzero.launch.labels import LONGEST_NAME, object_name
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
+from rankzero.launch.render.content import to_yaml
 from rankzero.spec.cluster_checks import check_cluster
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.names import RUN_NAME_PATTERN
@@ -188,6 +189,20 @@ def test_a_patch_reaches_what_has_no_field() -> None:
     assert values == ["/h"]
     assert [volume["name"] for volume in spec["volumes"]][-1] == "extra"
     assert len(spec["volumes"]) > 3
+
+
+def test_text_is_text_to_every_reader_of_yaml() -> None:
+    """kubectl takes `1e5` for a number, which no variable may be; to YAML 1.1 it is text."""
+    values = ["1e5", "12e4567890123456", "1E-3", "0o17", "010", "yes", ".inf", "~", "", "1:30", "v1"]
+    outputs = {"mount": "/o", "claim": "c"}
+    env = {f"A{number}": value for number, value in enumerate(values)}
+    text = to_yaml(
+        render(plan_of(ClusterSpec.model_validate({"image": "i", "storage": {"outputs": outputs}, "env": env})))
+    )
+    written = dict(re.findall(r"- name: A(\d+)\n +value: (.*)\n", text))
+    assert [written[str(number)] for number in range(len(values))] == [
+        *("'1e5'", "'12e4567890123456'", "'1E-3'", "'0o17'", "'010'", "'yes'", "'.inf'", "'~'", "''", "'1:30'", "v1")
+    ]
 
 
 def test_each_node_of_a_thousand_costs_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import at
+from rankzero.spec.yaml_tree import plain_value
 
 SCRIPT = "script"
 """Field of an object's spec that is all of it (launch/kinds/slurm.py)."""
@@ -18,8 +20,13 @@ _LONGEST_LINE = 800
 _NOT_THE_RUN = ("PersistentVolumeClaim",)
 
 
+_OCTAL = re.compile(r"[-+]?0o[0-7_]+")
+"""What kubectl takes for a number, and neither YAML 1.1 as the library knows it nor our own reading does."""
+
+
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Block style, no anchors, text of several lines as it reads."""
+    """Block style, no anchors, text of several lines as it reads, and in quotes what another reader may take for
+    something else than text: a digest such as 12e4567 is a number of YAML 1.2."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -27,6 +34,8 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     style = "|" if "\n" in value and not any(line.endswith((" ", "\t")) for line in value.split("\n")) else None
+    if plain_value(value) != value or _OCTAL.fullmatch(value):
+        style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
