@@ -195,8 +195,8 @@ class ClusterSpec(Section):
     namespace: DnsLabel = "default"
     """Kubernetes namespace; absent: that of the kubeconfig's context, else `default`."""
     image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)] | None = None
-    """Image of the workers; it holds rankzero[train]. Every kind needs one but slurm, which runs it with slurm.runtime
-    alone."""
+    """Image of the workers; it holds rankzero[train]. Every kind needs one but slurm, which takes one only with
+    slurm.runtime."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When hosts ask the registry for the image."""
     image_pull_secrets: tuple[DnsName, ...] = ()
@@ -258,4 +258,5 @@ class ClusterSpec(Section):
     slurm: SlurmSpec = SlurmSpec()
     pod_patch: dict[str, Any] = {}
     """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace.
-    Pods that pull results or show TensorBoard take of it only what places them and lets them in."""
+    Pods that pull results or show TensorBoard take of it only what places them and lets them in, which includes the
+    securityContext of the container that trains, without its privileges and capabilities."""

@@ -21,7 +21,13 @@ STORAGE = {name: {"mount": f"/{name}", "claim": name} for name in ("outputs", "c
 PATCH = {
     "runtimeClassName": "nvidia",
     "securityContext": {"supplementalGroups": [4242]},
-    "containers": [{"name": "node", "securityContext": {"readOnlyRootFilesystem": True}}],
+    "containers": [
+        {
+            "name": "node",
+            "securityContext": {"readOnlyRootFilesystem": True},
+            "resources": {"requests": {"ephemeral-storage": "500Mi"}, "limits": {"ephemeral-storage": "50Gi"}},
+        }
+    ],
 }
 SITE = {
     "image": "i",
@@ -75,9 +81,14 @@ def test_every_pod_has_what_the_site_says_of_pods(what: str, count: int) -> None
         assert pod["runtimeClassName"] == "nvidia"
         assert (pod["securityContext"]["supplementalGroups"], pod["securityContext"]["runAsUser"]) == ([4242], 1234)
         [container] = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        disk = {part: container["resources"][part]["ephemeral-storage"] for part in ("requests", "limits")}
         if what in ("run", "serve"):
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert disk == {"requests": "500Mi", "limits": "50Gi"}
             assert pod["priorityClassName"] == "research"
+        else:
+            assert disk == {"requests": "500Mi", "limits": "1Gi"}, "what a volume is read with is little"
         assert set(container["resources"]["limits"]) >= {"cpu", "memory"}, "where a quota counts them, none may lack"
         assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
 
@@ -93,7 +104,13 @@ def test_what_a_site_says_of_training_alone_is_not_for_pods_beside(what: str) ->
         "priorityClassName": "training",
         "initContainers": [{"name": "first", "image": "x"}],
         "containers": [
-            {"name": "node", "volumeMounts": [{"name": "cache", "mountPath": "/root/.cache"}]},
+            {
+                "name": "node",
+                "volumeMounts": [{"name": "cache", "mountPath": "/root/.cache"}],
+                "securityContext": {"privileged": True, "capabilities": {"add": ["SYS_NICE"]}},
+                "resources": {"limits": {"nvidia.com/gpu": 8, "memory": "900Gi"}},
+                "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+            },
             {"name": "side", "image": "x"},
         ],
         "volumes": [{"name": "more", "emptyDir": {}}],

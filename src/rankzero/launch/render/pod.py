@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rankzero.launch import kinds, labels
@@ -9,7 +10,9 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.shared import IN_GROUP, pod_group, run_annotations, run_labels, volumes
+from rankzero.launch.untyped_json import at, maps
 from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.quantity import as_number
 
 NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 """A mesh proxy denies the ports that ranks talk over, and keeps a finished pod from ending."""
@@ -24,6 +27,20 @@ _PATCHED_BESIDE = {
     "topologySpreadConstraints",
 }
 """What pod_patch says of pods that are of no run."""
+_SECURITY_BESIDE = {
+    "appArmorProfile",
+    "readOnlyRootFilesystem",
+    "runAsGroup",
+    "runAsNonRoot",
+    "runAsUser",
+    "seLinuxOptions",
+    "seccompProfile",
+}
+"""What it says of their only container: by which a site lets containers in. Privileges and capabilities are for
+training."""
+_DISK, _DISK_BESIDE = "ephemeral-storage", "1Gi"
+"""The resource that only pod_patch asks for, and that quotas want every container to say; and the most that a pod
+beside takes of it."""
 
 
 def pod_template(
@@ -62,7 +79,29 @@ def pod_beside(cluster: ClusterSpec, only: dict[str, Any], volumes: list[dict[st
     spec = {**whose(cluster), **_placement(cluster), "containers": [only], "volumes": volumes}
     spec.pop("priorityClassName", None)
     merge(spec, {key: value for key, value in cluster.pod_patch.items() if key in _PATCHED_BESIDE})
+    for one in maps(cluster.pod_patch, "containers"):
+        if one.get("name") in kinds.containers():
+            said = at(one, "securityContext")
+            merge(only, {"securityContext": {key: said[key] for key in said if key in _SECURITY_BESIDE}})
+            merge(only, {"resources": _disk_of(one, _DISK_BESIDE)})
     return spec
+
+
+def _disk_of(container: Mapping[str, Any], most: str | None = None) -> dict[str, Any]:
+    """What a container of the patch says of its disk, cut to `most`."""
+    found = {}
+    for part in ("requests", "limits"):
+        asked = at(container, "resources", part).get(_DISK)
+        if asked is not None:
+            found[part] = {_DISK: asked if most is None else _least(str(asked), most)}
+    return found
+
+
+def _least(asked: str, most: str) -> str:
+    try:
+        return min(asked, most, key=as_number)
+    except ValueError:  # a form of quantities that we do not read, or none of them: the API says so
+        return asked
 
 
 def whose(cluster: ClusterSpec) -> dict[str, Any]:
@@ -87,12 +126,13 @@ def whose(cluster: ClusterSpec) -> dict[str, Any]:
 
 
 def _patch_of_others(patch: dict[str, Any], container: str) -> dict[str, Any]:
-    """The site's patch for a pod that does not train: its container has another name, and resources of its own."""
+    """The site's patch for a pod that does not train: its container has another name, and of resources only the disk
+    that the patch says."""
     found = {key: value for key, value in patch.items() if key != "containers"}
     containers = patch.get("containers")
     if isinstance(containers, list):
         found["containers"] = [
-            {key: value for key, value in {**one, "name": container}.items() if key != "resources"}
+            {**one, "name": container, "resources": _disk_of(one)}
             if isinstance(one, dict) and one.get("name") in kinds.containers()
             else one
             for one in containers

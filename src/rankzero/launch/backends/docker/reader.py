@@ -17,7 +17,8 @@ def reading(docker: Docker, pod: Manifest) -> Iterator[Execute]:
     """Start what a pod says, yield what runs commands in it, and remove it. Raises ConfigError where a volume is not
     there: docker would make an empty one."""
     (only,) = pod["spec"]["containers"]
-    name, user = container_name(pod["metadata"]["name"]), pod["spec"]["securityContext"]["runAsUser"]
+    security = {**pod["spec"]["securityContext"], **only["securityContext"]}
+    name, user = container_name(pod["metadata"]["name"]), security["runAsUser"]
     wanted = [mount for mount in only["volumeMounts"] if mount["name"] == "outputs"]  # pod_patch may add others
     mounts = [_mount(docker, pod, mount) for mount in wanted]
     entry, *rest = only["command"]
