@@ -18,6 +18,7 @@ from rankzero.launch import labels
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import variables
 from rankzero.launch.render.sbatch_parts import (
+    IS_CANCELLED,
     IS_TO_GO_ON,
     command,
     environment,
@@ -179,14 +180,14 @@ def _node_script(plan: Plan, state: str) -> str:
     done, stopped = int(ExitCode.DONE), int(ExitCode.STOPPED)
     return f"""\
 # The node command of one node. Ranks and addresses are those that Slurm gives.
-nodes={_quoted(f"{own}/nodes")}
+asked= killed=0
+trap 'asked=1' TERM INT
+state={_quoted(own)} nodes={_quoted(f"{own}/nodes")}
 export RANKZERO_NODE="$SLURM_NODEID"
 export RANKZERO_MASTER="$SLURM_LAUNCH_NODE_IPADDR"
 export RANKZERO_CONTROL_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {MOST_JOBS} * 2))
 export MASTER_PORT=$((RANKZERO_CONTROL_PORT + 1))
 export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.words"
-asked= killed=0
-trap 'asked=1' TERM INT
 note() {{
   echo "$1 {_START} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
 }}
@@ -199,7 +200,8 @@ leave() {{  # for good; where that is a failure, no other node is to wait for th
 while :; do
   : > "$nodes/$SLURM_NODEID.words"
   note begin "$SLURMD_NODENAME"
-  if [ -n "$asked" ] || grep -qsx "{_START}" "$nodes/over"; then code={stopped}; break; fi
+  # a signal does not reach what is not there yet
+  if [ -n "$asked" ] || {IS_CANCELLED} || grep -qsx "{_START}" "$nodes/over"; then code={stopped}; break; fi
   {command(plan, "rankzero.launch.node")}
   code=$?
   case $code in

@@ -16,6 +16,9 @@ from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
+IS_CANCELLED = 'grep -qsx "$SLURM_JOB_ID" "$state/cancelled"'
+"""To a shell that knows where the run's directory is: somebody wants this job to end for good (`RunState.cancel`)."""
+
 
 def option_value(value: str) -> str:
     """Quoted as sbatch reads its directives, where that is needed."""
@@ -155,15 +158,20 @@ set_up() {{
 
 
 def last_note(name: str) -> Iterator[str]:
-    """`code` becomes what that part of the run noted at its end, else srun's own, or 70."""
+    """`code` becomes what that part of the run noted at its end, else srun's own, or 70; of one that was cancelled 75,
+    which is noted in its place: the signal may come before it hears any."""
     yield f'read -r word job restart _ code < <(tail -n 1 "$state/nodes/{name}" 2> /dev/null) || word='
     yield 'if [ "$word $job $restart" != "end $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}" ]; then'
     yield "  code=$((status ? status : 70))  # it was ended before it could say how"
+    yield f"  if {IS_CANCELLED}; then"
+    yield f"    code={int(ExitCode.STOPPED)}"
+    yield f'    echo "end $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $code" >> "$state/nodes/{name}"'
+    yield "  fi"
     yield "fi"
 
 
 IS_TO_GO_ON = (
-    'if ! grep -qsx "$SLURM_JOB_ID" "$state/cancelled" &&',
+    f"if ! {IS_CANCELLED} &&",
     '   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING)" = RUNNING ]; then',
 )
 """Nobody has cancelled it, and Slurm does not end it itself."""

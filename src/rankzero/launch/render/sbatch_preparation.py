@@ -20,6 +20,7 @@ from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import PREPARE_CPU, PREPARE_MEMORY, variables
 from rankzero.launch.render.sbatch_parts import (
+    IS_CANCELLED,
     IS_TO_GO_ON,
     command,
     environment,
@@ -105,10 +106,10 @@ def _script(plan: Plan, state: str) -> str:
     inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
     return f"""\
 # The preparation of a run, in one place and before any GPU is asked for.
-nodes={shlex.quote(f"{own}/nodes")}
-export RANKZERO_TERMINATION_LOG={shlex.quote(f"{inside}/nodes/prepare.words")}
 asked= starts=0
 trap 'asked=1' TERM INT
+state={shlex.quote(own)} nodes={shlex.quote(f"{own}/nodes")}
+export RANKZERO_TERMINATION_LOG={shlex.quote(f"{inside}/nodes/prepare.words")}
 note() {{
   echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/prepare"
 }}
@@ -120,6 +121,7 @@ leave() {{
 while :; do
   : > "$nodes/prepare.words"
   note begin "$SLURMD_NODENAME"
+  if [ -n "$asked" ] || {IS_CANCELLED}; then code={int(ExitCode.STOPPED)}; break; fi
   {command(plan, "rankzero.launch.node.prepare")}
   code=$?
   starts=$((starts + 1))

@@ -166,7 +166,7 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
         value["terminated"]["reason"] = "OOMKilled"
     status: Manifest = {"phase": "Failed" if code else "Succeeded", "container": {"state": value}}
-    if state == "FAILED" and not begun:
+    if state == "FAILED" and not begun and ended is None:
         status["reason"] = NOT_STARTED
     elif state not in ("COMPLETED", "FAILED", UNKNOWN):
         status["reason"] = state

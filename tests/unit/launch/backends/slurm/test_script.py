@@ -372,6 +372,29 @@ def test_a_cancelled_run_is_not_queued_again(tmp_path: Path) -> None:
     assert stage.run([203], job="8") == 75 and stage.asked == "requeue 8", "the word was about another job"
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_what_was_cancelled_before_it_was_there_does_not_begin(tmp_path: Path, first: bool) -> None:
+    """The signal goes to what runs, and srun may still be starting it."""
+    stage = Stage(tmp_path)
+    (stage.state / "nodes").mkdir(parents=True)
+    (stage.state / "cancelled").write_text("8\n7\n")
+    text = stage.first if first else stage.text
+    assert stage.run([0], text=text) == 75 and stage.left == {0: ["0"]}
+    assert stage.run([0], text=text, job="9") == 0, "the word was about other jobs"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_was_cancelled_before_it_could_say_anything_has_stopped(tmp_path: Path, first: bool) -> None:
+    """A shell that has just begun dies of the signal."""
+    stage = Stage(tmp_path)
+    stage.program("srun", "exit 143\n")
+    text, notes = (stage.first, "prepare") if first else (stage.text, "0")
+    assert stage.run([0], text=text) == 143 and not (stage.state / "nodes" / notes).exists()
+    (stage.state / "cancelled").write_text("7\n")
+    assert stage.run([0], text=text) == 75 and stage.asked == ""
+    assert [one.code for one in read_notes((stage.state / "nodes" / notes).read_text(), "7")[1].endings] == [75]
+
+
 @pytest.mark.parametrize(("state", "asked"), [("COMPLETING", ""), ("", ""), ("RUNNING", "requeue 7")])
 def test_what_slurm_ends_itself_is_left_to_it(tmp_path: Path, state: str, asked: str) -> None:
     stage = Stage(tmp_path)

@@ -78,6 +78,14 @@ def test_a_stopped_run(site: Site) -> None:
     assert [finding.code for finding in stopped.findings] == ["stopped"]
 
 
+def test_a_run_that_was_cancelled_before_it_could_note_that_it_began_has_stopped(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "end 75")
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
+
+
 def test_a_node_that_lost_its_peers_while_all_were_stopping_has_stopped(site: Site) -> None:
     site.submit()
     lost = {"outcome": "peer_lost", "exit_code": 69, "what": "another process is gone", "checkpoint": 4}
