@@ -1,4 +1,5 @@
-"""What lies below a directory. pathlib and os.walk leave out in silence what they may not read. Knows no meaning."""
+"""What lies below a directory, and why one could not be made. pathlib and os.walk leave out in silence what they may
+not read. Knows no meaning."""
 
 from __future__ import annotations
 
@@ -36,3 +37,17 @@ def files_below(
         for path in (parent / name for name in sorted(files)):
             if path.is_file() or (path.is_symlink() and not path.exists()):
                 yield path
+
+
+def why_not_writable(place: Path) -> tuple[Path, str] | None:
+    """What keeps a directory from being made at an absolute place, or written to where it is there: what it is, and
+    what is to be said of it. A path that may not be looked at is one that is not there."""
+    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+    if not os.path.isdir(there):
+        return there, "is a file, where a directory is needed"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return there, "cannot be written"
+    longest = os.pathconf(there, "PC_NAME_MAX")
+    if any(len(os.fsencode(part)) > longest for part in place.relative_to(there).parts):
+        return there, f"takes no names of more than {longest} letters"
+    return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.data.read.local import local_files
+from rankzero.directories import why_not_writable
 from rankzero.errors import AccessError, ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.machine import offline
 from rankzero.model.context import stored_context
@@ -305,13 +306,11 @@ def tracker_findings(spec: RunSpec) -> list[Finding]:
 
 
 def _not_writable(root: Path) -> list[Finding]:
-    there = next(path for path in (root, *root.parents) if os.path.lexists(path))
-    if not os.path.isdir(there):
-        return [Finding("output_dir", f"{shown(there)} is a file, where a directory is needed", error=StorageError)]
-    if not os.access(there, os.W_OK | os.X_OK):
-        hint = "set output_dir to a directory that can be written"
-        return [Finding("output_dir", f"nothing can be written to {shown(there)}", hint, StorageError)]
-    return []
+    why = why_not_writable(root)
+    if why is None:
+        return []
+    hint = "set output_dir to a directory that can be written"
+    return [Finding("output_dir", f"{shown(why[0])} {why[1]}", hint, StorageError)]
 
 
 def _held(root: Path) -> list[Finding]:

@@ -296,7 +296,13 @@ def test_a_run_directory_that_another_setting_has_is_not_the_one_that_is_asked_f
 def test_a_run_directory_that_cannot_be_written(project: Path) -> None:
     (project / "closed").mkdir(mode=0o500)
     error = found("output_dir=closed/runs")
-    assert type(error) is StorageError and "nothing can be written to closed" in str(error)
+    assert type(error) is StorageError and "closed cannot be written" in str(error)
+
+
+def test_a_run_directory_that_can_have_no_such_name(project: Path) -> None:
+    for place in ("x" * 300, f"new/{'x' * 300}/runs"):
+        error = found(f"output_dir={place}")
+        assert type(error) is StorageError and "takes no names of more than" in str(error)
 
 
 def test_a_run_directory_that_may_not_be_looked_at_hides_no_other_finding(
@@ -305,7 +311,7 @@ def test_a_run_directory_that_may_not_be_looked_at_hides_no_other_finding(
     (project / "theirs").mkdir()
     close(monkeypatch, project / "theirs")
     error = found("output_dir=theirs/runs")
-    assert type(error) is StorageError and "nothing can be written to theirs" in str(error)
+    assert type(error) is StorageError and "theirs cannot be written" in str(error)
     places = [problem.where for problem in found("output_dir=theirs/runs", "data.train=nope.jsonl").problems]
     assert len(places) == 2, places
 

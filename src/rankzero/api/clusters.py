@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
 from rankzero.errors import ConfigError, RankzeroError, UsageError
 
@@ -56,6 +57,7 @@ class ClusterRun:
         self.backend.cancel(self.name, _silent)
 
 
+@places_told()
 def submit(
     spec: SpecSource,
     cluster: str | None = None,
@@ -100,6 +102,7 @@ def submitted(backend: Backend, objects: list[Manifest], plan: Plan, *, say: Say
     return ClusterRun(plan.name, plan.kind, plan.cluster.namespace, plan.run_dir, backend)
 
 
+@places_told()
 def status(run: str | os.PathLike[str], cluster: str | None = None) -> RunView | RunStatus:
     """How a run is: one of this machine by its directory or name in ./runs, else a cluster's by its name or run.yaml.
 

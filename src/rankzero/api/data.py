@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rankzero.api.places import places_told
 from rankzero.api.tokenizers import (
     TokenizerPlace,
     find_tokenizer,
@@ -93,6 +94,7 @@ class DataCheck:
         return report_html(self.report, self.serving, f"Data check: {names}")
 
 
+@places_told()
 def check(
     data: DataSource | Sequence[DataSource],
     *,
@@ -119,6 +121,7 @@ def check(
     return look(_wanted(data, model, chat_template, rules), images=images)
 
 
+@places_told()
 def show(
     data: DataSource,
     model: str | None = None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.api.data import DataSource
+from rankzero.api.places import places_told
 from rankzero.api.results import Tell, require_a_base, warn
 from rankzero.errors import DataError, Problem, StorageError, UsageError
 
@@ -90,6 +91,7 @@ class Evaluation:
         return f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
+@places_told()
 def evaluate(
     target: str,
     data: DataSource | Sequence[DataSource] = (),

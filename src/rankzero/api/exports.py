@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rankzero.api.places import places_told
 from rankzero.api.results import Tell, warn
 from rankzero.errors import ConfigError, Problem, UsageError
 
@@ -20,6 +21,7 @@ GgufType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
+@places_told()
 def export(
     target: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -48,6 +50,7 @@ def export(
     return export_safetensors(place, adapter, Path(output), shard_bytes=shard_bytes, base_weights=base_weights)
 
 
+@places_told()
 def export_gguf(
     target: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -95,6 +98,7 @@ def _ready(
     return place, adapter
 
 
+@places_told()
 def push(target: str | os.PathLike[str], repo: str, *, public: bool = False, tell: Tell = warn) -> str:
     """Make the Hub repository `repo` (owner/name), which must not exist, of what `target` has. Returns its address.
 

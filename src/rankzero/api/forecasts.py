@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankzero.api.installed import engine_is_there, require_data, require_engine
+from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
 from rankzero.errors import RankzeroError
 from rankzero.wording import first_line
@@ -69,6 +70,7 @@ class ClusterForecast:
         return {"run": run, "cluster": dict(self.survey.has), "refused": problems}
 
 
+@places_told()
 def dry_run(
     spec: RunSpec | SpecSource, overrides: Mapping[str, object] | None = None, *, nproc_per_node: int | None = None
 ) -> Forecast:
@@ -91,6 +93,7 @@ def dry_run(
     return forecast_here(run, processes, _silent)
 
 
+@places_told()
 def plan(
     spec: SpecSource,
     cluster: str | None = None,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from rankzero.api.places import places_told
 
 if TYPE_CHECKING:
     from rankzero.engine.chat import Chat
@@ -20,9 +23,12 @@ Tell = Callable[[tuple[str, ...]], None]
 
 
 def warn(names: tuple[str, ...]) -> None:
-    """As Python warnings."""
+    """As Python warnings, of the line outside of this package that asked."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ("rankzero", "contextlib"):
+        level, frame = level + 1, frame.f_back
     for name in names:
-        warnings.warn(f"{name} is not as the run wrote it", stacklevel=4)
+        warnings.warn(f"{name} is not as the run wrote it", stacklevel=level)
 
 
 def require_a_base(model: str | None, result: Result, *, base: bool) -> None:
@@ -34,6 +40,7 @@ def require_a_base(model: str | None, result: Result, *, base: bool) -> None:
         raise UsageError(what, where=f"--model {model}", hint="leave it out")
 
 
+@places_told()
 def generate(
     target: str,
     prompts: Sequence[str],
@@ -62,6 +69,7 @@ def generate(
     return ask(result, prompts, images=images, max_new_tokens=max_new_tokens)
 
 
+@places_told()
 def chat(
     target: str,
     sampling: Sampling | None = None,
@@ -94,6 +102,7 @@ def chat(
     return open_chat(result, sampling or Sampling(), base=before, system=system)
 
 
+@places_told()
 def predict(target: str, texts: Sequence[str], *, tell: Tell = warn) -> Iterator[Prediction]:
     """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier.
 
@@ -110,6 +119,7 @@ def predict(target: str, texts: Sequence[str], *, tell: Tell = warn) -> Iterator
     return put_into_classes(result, texts)
 
 
+@places_told()
 def merge(
     target: str,
     output: str | os.PathLike[str],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from rankzero.api.places import places_told
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Run:
     path: Path
 
     @classmethod
+    @places_told()
     def open(cls, run: str | os.PathLike[str]) -> Run:
         """The run in a directory, or the one of this name in ./runs. Raises ConfigError where there is none."""
         from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
@@ -72,6 +74,7 @@ class Run:
         return os.path.basename(os.path.realpath(self.path))
 
     @property
+    @places_told()
     def spec(self) -> RunSpec:
         """What it was given, with absolute paths. Raises ConfigError where run.yaml cannot be read."""
         from rankzero.run_dir.result import spec_of
@@ -79,6 +82,7 @@ class Run:
         return spec_of(self.path)
 
     @property
+    @places_told()
     def status(self) -> RunView:
         """How far it is and how it ended: `phase`, `step`, `total_steps`, `loss`, `eval_loss`, `error` …"""
         from rankzero.run_dir.view import view_run
@@ -95,6 +99,7 @@ class Run:
         return value if isinstance(value, dict) else {}
 
     @property
+    @places_told()
     def metrics(self) -> Any:
         """One row a step: a pandas DataFrame where pandas is installed, else a list of dicts.
 
@@ -118,6 +123,7 @@ class Run:
         return [newest[step] for step in sorted(newest)]
 
     @property
+    @places_told()
     def checkpoints(self) -> list[Checkpoint]:
         """Those that are there, the oldest first. Their bytes are not verified; a resume does that."""
         from rankzero.run_dir.paths import RunDir
@@ -130,6 +136,7 @@ class Run:
         ]
 
     @property
+    @places_told()
     def result(self) -> Path:
         """final/: the adapter or model that the run is for. Raises ConfigError while it is not there."""
         from rankzero.run_dir.result import FINAL
@@ -205,6 +212,7 @@ class Run:
 
         return evaluate(str(self.path), data, tasks=tasks)
 
+    @places_told()
     def report(self) -> Page:
         """Make the run's page, report.html: curves, time, data, samples, cost. A notebook shows it in place."""
         from rankzero.api.installed import require_pages

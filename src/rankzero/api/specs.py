@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rankzero.api.places import places_told
+
 if TYPE_CHECKING:
     from rankzero.errors import Problem
     from rankzero.preflight import Part
@@ -17,6 +19,7 @@ SpecSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A run.yaml, or what would stand in one."""
 
 
+@places_told()
 def load_spec(source: SpecSource, overrides: Mapping[str, object] | None = None) -> RunSpec:
     """The run spec in a file or a mapping, with `overrides` on top: its name decided, its paths absolute.
 

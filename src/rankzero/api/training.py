@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
 from rankzero.spec.run_options import RunOptions
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rankzero.spec.run_spec import RunSpec
 
 
+@places_told()
 def train(
     spec: RunSpec | SpecSource,
     overrides: Mapping[str, object] | None = None,

@@ -14,6 +14,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from rankzero.api.places import FULL, as_ours
 from rankzero.cli import cache as cache_command
 from rankzero.cli import cluster as cluster_command
 from rankzero.cli import dev as dev_command
@@ -47,7 +48,7 @@ from rankzero.cli.submit import submit
 from rankzero.cli.sweep import sweep
 from rankzero.cli.train import is_first_here, train
 from rankzero.cli.watch import watch
-from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, StorageError, UsageError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, UsageError
 from rankzero.hub_variables import adopt_hub_variables
 
 app = typer.Typer(
@@ -170,34 +171,12 @@ def _run(arguments: Sequence[str]) -> object:
         raise UsageError("this name is no UTF-8 text", where=ascii(word), hint=hint) from error
 
 
-_FULL = {
-    errno.ENOSPC: "free space there, or choose another place",
-    errno.EDQUOT: "the quota there is used up: free space, or choose another place",
-    errno.EFBIG: "a file cannot be as large there: choose another place",
-    errno.EROFS: "this volume is read-only: choose another place",
-}
-_NO_PLACE = {
-    errno.ENAMETOOLONG: "no file has a name as long as this: does a word stand where another one is meant to?",
-    errno.ELOOP: "links that lead in a circle: see what `ls -l` says of them",
-}
-_SHOWN = 60
-
-
 def _of_this_machine(error: OSError, stdout: TextIO) -> RankzeroError | None:
-    """What a user can mend, wherever a command comes upon it: a place that cannot be looked at or written, or a word
-    that can be no place. None where the fault may be ours."""
-    what, number, where = error.strerror or str(error), error.errno or 0, str(error.filename or "")
-    if isinstance(error, PermissionError) and where:
-        return StorageError(what, where=where, hint="name another place, or have who owns it let this user in")
-    if number in _NO_PLACE and where:
-        shown = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}…"
-        return UsageError(what, where=shown, hint=_NO_PLACE[number])
-    if number not in _FULL:
-        return None
-    if not where and _takes_nothing(stdout):
+    """What a user can mend, wherever a command comes upon it. None where the fault may be ours."""
+    if error.errno in FULL and not error.filename and _takes_nothing(stdout):
         _leave_unsaid(stdout)
-        where = "standard output"
-    return StorageError(what, where=where, hint=_FULL[number])
+        return as_ours(OSError(error.errno, error.strerror, "standard output"))
+    return as_ours(error)
 
 
 def _takes_nothing(stream: TextIO) -> bool:

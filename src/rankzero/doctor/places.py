@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rankzero.cache.contents import entries
+from rankzero.directories import why_not_writable
 from rankzero.doctor.finding import Finding, look, ok, wrong
 from rankzero.errors import ExitCode
 from rankzero.machine import cache_root
@@ -54,9 +55,10 @@ def disks(output: Path) -> Iterator[Finding]:
 
 def _room(name: str, directory: Path, fix: str) -> Finding:
     """Whether something can be written there, and how much."""
+    why = why_not_writable(directory.absolute())
+    if why is not None:
+        return wrong(name, f"{why[0]} {why[1]}", fix, ExitCode.STORAGE)
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.isdir(path))
-    if not os.access(there, os.W_OK | os.X_OK):
-        return wrong(name, f"{there} cannot be written", fix, ExitCode.STORAGE)
     free = shutil.disk_usage(there).free
     words = f"{free / 1e9:.1f} GB free on the volume of {there}"
     if free == 0:

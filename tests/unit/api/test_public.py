@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import json
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rankzero
 from rankzero import errors
+from tests.support.unreadable import close
 
 HEAVY = ("torch", "transformers", "peft", "numpy", "pandas", "pydantic", "lightkube", "typer", "rich", "yaml")
 IMPORTED = """
@@ -61,5 +64,47 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from rankzero.api import specs
 
     monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(specs).attempted >= 2
-    assert doctest.testmod(specs).failed == 0
+    examples = doctest.DocTestFinder().find(inspect.unwrap(specs.load_spec), globs=vars(specs).copy())
+    results = [doctest.DocTestRunner().run(one) for one in examples]
+    assert sum(result.attempted for result in results) >= 2
+    assert sum(result.failed for result in results) == 0
+
+
+CALLS: dict[str, Callable[[str], object]] = {
+    "chat": lambda place: rankzero.chat(place),
+    "dry_run": lambda place: rankzero.dry_run(place),
+    "evaluate": lambda place: rankzero.evaluate(place, place),
+    "export": lambda place: rankzero.export(place, "out"),
+    "export_gguf": lambda place: rankzero.export_gguf(place, "out"),
+    "generate": lambda place: rankzero.generate(place, ["hello"]),
+    "load_spec": lambda place: rankzero.load_spec(place),
+    "plan": lambda place: rankzero.plan(place, "docker"),
+    "push": lambda place: rankzero.push(place, "owner/name"),
+    "status": lambda place: rankzero.status(place),
+    "submit": lambda place: rankzero.submit(place, "docker"),
+    "train": lambda place: rankzero.train(place),
+    "Run.open": lambda place: rankzero.Run.open(place),
+    "data.check": lambda place: rankzero.data.check(place).raise_if_bad(),
+    "data.show": lambda place: list(rankzero.data.show(place)),
+}
+"""What is called from Python with a name, by what it is called with."""
+
+
+def test_every_function_is_called() -> None:
+    functions = {name for name in rankzero.__all__ if inspect.isfunction(getattr(rankzero, name))}
+    assert functions | {"Run.open", "data.check", "data.show"} == set(CALLS)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "theirs/run", "theirs/run.yaml", "theirs/rows.jsonl"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_name_that_can_be_no_place_is_an_error_of_ours(
+    call: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKZERO_CLUSTER", raising=False)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    close(monkeypatch, tmp_path / "theirs")
+    with pytest.raises(errors.RankzeroError) as caught:
+        CALLS[call](name)
+    assert type(caught.value) is not errors.RankzeroError, "an internal error has no other class"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -152,6 +153,18 @@ def test_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "results": ("wrong", 74),
         "temporary files": ("wrong", 74),
     }
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "new/" + "x" * 300, "file", "file/runs", "loop", "gone"])
+def test_results_where_no_directory_can_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    results = names(places.disks(tmp_path / name))["results"]
+    what = f"takes no names of more than {os.pathconf(tmp_path, 'PC_NAME_MAX')} letters"
+    there = tmp_path if "x" in name else tmp_path / name.removesuffix("/runs")
+    words = what if "x" in name else "is a file, where a directory is needed"
+    assert (results.state, results.code, results.what) == ("wrong", 74, f"{there} {words}")
 
 
 def test_caches(own_cache: Path, tmp_path: Path) -> None:
