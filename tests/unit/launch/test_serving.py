@@ -81,6 +81,21 @@ def test_what_the_result_has_itself_may_lie_on_a_volume_of_each_pods_own(
     assert serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "place.yaml"))
 
 
+def test_a_base_that_is_shipped_with_the_run_is_not_there_for_its_server(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    storage = {"outputs": {"mount": "/outputs", "claim": "o"}}
+    (tmp_path / "place.yaml").write_text(yaml.safe_dump({"image": "i", "kind": "job", "storage": storage}))
+    spec = {"name": "r", "model": {"name": "./base"}, "data": {"train": "/outputs/rows.jsonl"}, "lora": {}}
+    for adapters in (True, False):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec if adapters else {**spec, "lora": None}))
+        if not adapters:
+            assert serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "place.yaml"))
+            continue
+        with pytest.raises(ConfigError, match="model: the base travels with the run"):
+            serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "place.yaml"))
+
+
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(PROFILES)
 

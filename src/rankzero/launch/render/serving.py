@@ -42,10 +42,14 @@ class ServingWishes:
 
 def serving_objects(plan: Plan, wishes: ServingWishes) -> list[Manifest]:
     """Claims that are missing, the Service, and the Deployment. Raises ConfigError where what is served lies on a
-    volume that each pod has for itself: pods that train fill it from a URL, or copy it to one, and no others do."""
+    volume that each pod has for itself: pods that train fill it from a URL, or copy it to one, and no others do; or
+    among the files that travel with the run, which goes when the run is deleted."""
     read = {"output_dir": plan.run_dir}
     if plan.run.lora is not None:  # a whole model and a tokenizer are with the result
         read["model"] = plan.run.model.local_dir or plan.run.model.name
+        if read["model"].startswith(f"{plan.config_dir}/"):
+            hint = "put it on a volume, and name its place there; or `rankzero pull`, and `rankzero serve RUN` here"
+            raise ConfigError("the base travels with the run, and not with its server", where="model", hint=hint)
     empty = {
         field: volume
         for field, path in read.items()
