@@ -127,6 +127,21 @@ def planned(
     return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
 
 
+def left_out(cluster: ClusterSpec) -> Problem | None:
+    """What is said in a cluster.yaml and has no effect where its runs go. None: nothing; elsewhere it is refused."""
+    from rankzero.spec.kinds import kind_section
+    from rankzero.wording import listed
+
+    if not kind_section(cluster.kind).on_this_machine:
+        return None
+    from rankzero.launch.backends.docker.left_out import left_out as left_out_by_docker
+
+    if not (fields := left_out_by_docker(cluster)):
+        return None
+    hint = "it is for clusters; a run there has it"
+    return Problem(f"kind {cluster.kind} does without {listed(fields, 8)}", "cluster.yaml", hint)
+
+
 def serving_objects(
     run: str,
     cluster: str,
@@ -152,7 +167,8 @@ def serving_objects(
         raise UsageError("a cluster serves the run of a run.yaml", where=run, hint=hint)
     if gpus > 1 and engine != "vllm":
         raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")
-    settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}", "resources.rdma=null"]
+    settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}"]
+    settings += ["resources.rdma=null", "resources.rdma_devices=1"]
     plan = planned(read(run, for_pods=True), cluster, settings)
     if not kind_section(plan.kind).in_kubernetes:
         hint = "rankzero serve RUN serves on this machine"

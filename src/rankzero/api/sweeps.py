@@ -265,9 +265,12 @@ def run_sweep_on(
     Raises as `run_sweep`, and ServiceError where the cluster does not answer: its runs go on, as does the same call.
     """
     from rankzero.api.clusters import open_backend, submitter
+    from rankzero.api.planning import left_out
     from rankzero.sweep.cluster import OnCluster
 
     sweep, plan = load_sweep_on(path, overrides, cluster=cluster, cluster_overrides=cluster_overrides, kind=kind)
+    if (doubtful := left_out(plan.cluster)) is not None:
+        say(f"warning: {doubtful}")
     backend = open_backend(plan.cluster, say=say, detach=False)
     place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)
     return run_sweep(sweep, say=say, trainer=lambda _: place)

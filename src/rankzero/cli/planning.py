@@ -20,11 +20,23 @@ def plan_from(
     allow_changes: Sequence[str] = (),
     submitter: str = "",
 ) -> Plan:
-    """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
+    """The plan of `RUN.yaml key=value … cluster.key=value`; warns of what has no effect there. Raises ConfigError with
+    all problems, or UsageError."""
     from rankzero.api.planning import planned
 
     reading, for_cluster = read_arguments(arguments)
-    return planned(reading, cluster, for_cluster, kind, allow_changes=allow_changes, submitter=submitter)
+    plan = planned(reading, cluster, for_cluster, kind, allow_changes=allow_changes, submitter=submitter)
+    warn_of_left_out(plan)
+    return plan
+
+
+def warn_of_left_out(plan: Plan) -> None:
+    """Of fields of cluster.yaml that have no effect where the run goes."""
+    from rankzero.api.planning import left_out
+    from rankzero.cli.output import print_warning
+
+    if (problem := left_out(plan.cluster)) is not None:
+        print_warning(problem)
 
 
 def local_run(arguments: Sequence[str]) -> RunSpec:

@@ -38,7 +38,9 @@ def smoke(
     cluster: ThereOption = None,
     kind: KindOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --cluster: print what would be applied.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The outcome, or what would be applied, as JSON on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The outcome, or what would be applied, as JSON on stdout.")
+    ] = False,
 ) -> None:
     """Test devices, processes, links and disk, without a model.
 
@@ -58,9 +60,11 @@ def smoke(
         refuse_typed(context, ("nproc_per_node", "output"), "cluster.yaml says it", hint)
         from rankzero.api.clusters import submitter
         from rankzero.api.smoke import smoke_plan
+        from rankzero.cli.planning import warn_of_left_out
 
         who = "" if dry_run else submitter()
         plan = smoke_plan(settings, cluster, changes, kind, submitter=who)
+        warn_of_left_out(plan)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 

@@ -48,6 +48,7 @@ def sweep(
     from rankzero.api.sweeps import katib_objects, load_sweep, load_sweep_on, parallel_of, run_sweep, run_sweep_on
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.output import print_warning
+    from rankzero.cli.planning import warn_of_left_out
     from rankzero.cli.train import stopped_by_sigterm
     from rankzero.machine import local_gpu_count
 
@@ -66,7 +67,10 @@ def sweep(
         return
     with stopped_by_sigterm():
         if dry_run and on_cluster:
-            found, _ = load_sweep_on(given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
+            found, plan = load_sweep_on(
+                given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind
+            )
+            warn_of_left_out(plan)
         elif dry_run:
             found = load_sweep(given.file, given.overrides, warn=print_warning)
             parallel_of(found, local_gpu_count(os.environ))

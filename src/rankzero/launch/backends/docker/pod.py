@@ -1,7 +1,7 @@
 """A Pod as the arguments of one `docker create`. Pure: says what is to be done, and does none of it.
 
-What has no meaning on one machine (placement, service accounts, pull secrets) is left out; what would change what runs
-(other containers, volumes that docker does not have) is refused by name.
+What has no meaning on one machine (placement, service accounts, pull secrets) is left out, which left_out.py says; what
+would change what runs (other containers, volumes that docker does not have) is refused by name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rankzero.spec.quantity import as_bytes, as_number
 
 GPU = "nvidia.com/gpu"
 SHM = "/dev/shm"
-_UNKNOWN_FIELDS = ("initContainers", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "resourceClaims")
-_UNKNOWN_CONTAINER_FIELDS = ("envFrom", "volumeDevices", "lifecycle", "livenessProbe", "startupProbe")
+REFUSED_FIELDS = ("initContainers", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "resourceClaims")
+REFUSED_OF_CONTAINER = ("envFrom", "volumeDevices", "lifecycle", "livenessProbe", "startupProbe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ def mount_option(kind: str, source: str, target: str, *, read_only: bool = False
 
 def _unplayable(pod: Manifest) -> list[Problem]:
     name, spec = pod["metadata"]["name"], pod["spec"]
-    found = [f"spec.{key}" for key in _UNKNOWN_FIELDS if spec.get(key)]
+    found = [f"spec.{key}" for key in REFUSED_FIELDS if spec.get(key)]
     if len(spec["containers"]) != 1:
         found.append("spec.containers: more than one")
-    found += [f"spec.containers.{key}" for one in spec["containers"] for key in _UNKNOWN_CONTAINER_FIELDS if key in one]
+    found += [f"spec.containers.{key}" for one in spec["containers"] for key in REFUSED_OF_CONTAINER if key in one]
     kinds = ("name", "configMap", "persistentVolumeClaim", "emptyDir", "hostPath")
     found += [f"spec.volumes: {key}" for volume in spec.get("volumes", ()) for key in volume if key not in kinds]
     claims = {volume["name"] for volume in spec.get("volumes", ()) if "hostPath" not in volume}
