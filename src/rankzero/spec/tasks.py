@@ -48,6 +48,7 @@ TASKS: dict[str, TaskSection] = {
         command='rankzero generate {run} "a question"',
         result="writes text",
         metrics={"perplexity": "lower"},
+        fields=("data.assistant_only_loss", "data.train_on", "data.reasoning", "data.chat_template_kwargs"),
         others=("chat", "eval", "serve", "merge", "export"),
     ),
     "classify": TaskSection(
