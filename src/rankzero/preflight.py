@@ -37,6 +37,7 @@ from rankzero.run_dir.setting import settled
 from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, absolute, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
+from rankzero.spec.no_effect import unread_of_run
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.track.send import server_modules
@@ -103,7 +104,7 @@ def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
     elsewhere = misplaced(found) if parts else []
     findings: list[Finding] = []
     if "paths" in parts:
-        findings += [*path_findings(found), *evaluation_findings(found)]
+        findings += [*path_findings(found), *evaluation_findings(found), *_unread(found.spec)]
     if "model" in parts:
         findings += model_findings(found)
     if "run directory" in parts:
@@ -119,6 +120,10 @@ def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
 def _is_doubtful(field: str, doubtful: Collection[str]) -> bool:
     """Whether a field's value is a stand-in for one that the schema refused."""
     return any(a == b or a.startswith((f"{b}.", f"{b}[")) for d in doubtful for a, b in ((field, d), (d, field)))
+
+
+def _unread(spec: RunSpec) -> list[Finding]:
+    return [Finding(one.where, one.what, one.hint, error=None) for one in unread_of_run(spec)]
 
 
 _MOST_PROBED = 50

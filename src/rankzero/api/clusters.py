@@ -75,12 +75,12 @@ def submit(
     this name. Raises ConfigError with every problem before anything is sent, AlreadyRunsError, ServiceError, or
     AccessError.
     """
-    from rankzero.api.planning import left_out, plan_of
+    from rankzero.api.planning import plan_of, without_effect
     from rankzero.launch.render import render
 
     there, who = cluster_overrides, submitter()
     plan = plan_of(spec, cluster, overrides, cluster_overrides=there, allow_changes=allow_changes, submitter=who)
-    if (doubtful := left_out(plan.cluster)) is not None:
+    for doubtful in without_effect(plan):
         say(f"warning: {doubtful}")
     backend = open_backend(plan.cluster, say=say, detach=True)
     return submitted(backend, render(plan), plan, say=say, replace=replace)

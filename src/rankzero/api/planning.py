@@ -127,19 +127,23 @@ def planned(
     return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
 
 
-def left_out(cluster: ClusterSpec) -> Problem | None:
-    """What is said in a cluster.yaml and has no effect where its runs go. None: nothing; elsewhere it is refused."""
+def without_effect(plan: Plan) -> list[Problem]:
+    """What run.yaml and cluster.yaml say and has no effect where the run goes. What would change what runs is refused."""
     from rankzero.spec.kinds import kind_section
+    from rankzero.spec.no_effect import unread_of_cluster, unread_of_run
     from rankzero.wording import listed
 
+    cluster = plan.cluster
+    found = unread_of_run(plan.run)
+    found += [Problem(one.what, f"{CLUSTER_PREFIX}{one.where}", one.hint) for one in unread_of_cluster(cluster)]
     if not kind_section(cluster.kind).on_this_machine:
-        return None
-    from rankzero.launch.backends.docker.left_out import left_out as left_out_by_docker
+        return found
+    from rankzero.launch.backends.docker.left_out import left_out
 
-    if not (fields := left_out_by_docker(cluster)):
-        return None
-    hint = "it is for clusters; a run there has it"
-    return Problem(f"kind {cluster.kind} does without {listed(fields, 8)}", "cluster.yaml", hint)
+    if fields := left_out(cluster):
+        hint = "it is for clusters; a run there has it"
+        found.append(Problem(f"kind {cluster.kind} does without {listed(fields, 8)}", CLUSTER_FILE, hint))
+    return found
 
 
 def serving_objects(
@@ -167,8 +171,7 @@ def serving_objects(
         raise UsageError("a cluster serves the run of a run.yaml", where=run, hint=hint)
     if gpus > 1 and engine != "vllm":
         raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")
-    settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}"]
-    settings += ["resources.rdma=null", "resources.rdma_devices=1"]
+    settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}", "resources.rdma=null"]
     plan = planned(read(run, for_pods=True), cluster, settings)
     if not kind_section(plan.kind).in_kubernetes:
         hint = "rankzero serve RUN serves on this machine"

@@ -83,7 +83,7 @@ def _here(run: str) -> Path:
 
 def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
     """Which run, and from which store, where it is one."""
-    from rankzero.spec.load import load_kept_run_spec, load_run_spec
+    from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
@@ -101,7 +101,7 @@ def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
     names: tuple[str, ...] = (path.name,)
     there = None
     if spec_file.is_file():
-        loaded = load_run_spec(spec_file, env=os.environ) if given else load_kept_run_spec(spec_file)
+        loaded = load_run_spec(spec_file, env=os.environ if given else {})
         spec = resolve(loaded.spec)
         names, there = (str(spec.name),), spec.output_url
         if given and not asks_cluster:

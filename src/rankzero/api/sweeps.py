@@ -146,15 +146,19 @@ def katib_objects(
     cluster: str | None,
     cluster_overrides: Sequence[str] = (),
     kind: str | None = None,
+    warn: Callable[[Problem], None] = lambda _: None,
 ) -> list[Manifest]:
-    """A sweep as Katib's Experiment, with what its trials share before it.
+    """A sweep as Katib's Experiment, with what its trials share before it. `warn` is told what has no effect.
 
     Raises ConfigError with every problem of the three files, or UsageError. Applies nothing.
     """
+    from rankzero.api.planning import without_effect
     from rankzero.launch.render.katib import Search, experiment_objects
 
     sweep = sweep_for_pods(path, overrides)
     plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
+    for doubtful in without_effect(plan):
+        warn(doubtful)
     search = Search(
         space=sweep.space,
         metric=sweep.metric,
@@ -265,11 +269,11 @@ def run_sweep_on(
     Raises as `run_sweep`, and ServiceError where the cluster does not answer: its runs go on, as does the same call.
     """
     from rankzero.api.clusters import open_backend, submitter
-    from rankzero.api.planning import left_out
+    from rankzero.api.planning import without_effect
     from rankzero.sweep.cluster import OnCluster
 
     sweep, plan = load_sweep_on(path, overrides, cluster=cluster, cluster_overrides=cluster_overrides, kind=kind)
-    if (doubtful := left_out(plan.cluster)) is not None:
+    for doubtful in without_effect(plan):
         say(f"warning: {doubtful}")
     backend = open_backend(plan.cluster, say=say, detach=False)
     place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)

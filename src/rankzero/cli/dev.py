@@ -57,7 +57,7 @@ def up(
     from rankzero.api import dev
     from rankzero.api.clusters import open_backend, submitter
     from rankzero.cli.cluster_option import say
-    from rankzero.cli.planning import warn_of_left_out
+    from rankzero.cli.planning import warn_of_what_has_no_effect
     from rankzero.cli.render import print_objects
     from rankzero.cli.smoke import cluster_settings
     from rankzero.cli.submit import apply
@@ -65,7 +65,7 @@ def up(
 
     place = dev.warm_cluster(cluster, cluster_settings(arguments or []))
     plan = dev.warm_plan(place, name, submitter="" if dry_run else submitter())
-    warn_of_left_out(plan)
+    warn_of_what_has_no_effect(plan)
     objects = render(plan)
     if dry_run:
         print_objects(objects)

@@ -161,9 +161,9 @@ def compared(first: RunView, second: RunView, width: int, colour: bool) -> str:
 def differences(first: RunView, second: RunView) -> list[tuple[str, str, str]]:
     """Fields of the specs that differ, besides the name: field, one value, the other. Raises ConfigError."""
     from rankzero.spec.diff import compare
-    from rankzero.spec.load import load_kept_run_spec
+    from rankzero.spec.load import load_run_spec
 
-    specs = [load_kept_run_spec(run.root / "run.yaml").spec for run in (first, second)]  # with paths as written
+    specs = [load_run_spec(run.root / "run.yaml", env={}).spec for run in (first, second)]  # with paths as written
 
     return [
         (change.field, _as_written(change.old), _as_written(change.new))

@@ -26,16 +26,16 @@ def plan_from(
 
     reading, for_cluster = read_arguments(arguments)
     plan = planned(reading, cluster, for_cluster, kind, allow_changes=allow_changes, submitter=submitter)
-    warn_of_left_out(plan)
+    warn_of_what_has_no_effect(plan)
     return plan
 
 
-def warn_of_left_out(plan: Plan) -> None:
-    """Of fields of cluster.yaml that have no effect where the run goes."""
-    from rankzero.api.planning import left_out
+def warn_of_what_has_no_effect(plan: Plan) -> None:
+    """Of fields of run.yaml and cluster.yaml."""
+    from rankzero.api.planning import without_effect
     from rankzero.cli.output import print_warning
 
-    if (problem := left_out(plan.cluster)) is not None:
+    for problem in without_effect(plan):
         print_warning(problem)
 
 

@@ -60,11 +60,11 @@ def smoke(
         refuse_typed(context, ("nproc_per_node", "output"), "cluster.yaml says it", hint)
         from rankzero.api.clusters import submitter
         from rankzero.api.smoke import smoke_plan
-        from rankzero.cli.planning import warn_of_left_out
+        from rankzero.cli.planning import warn_of_what_has_no_effect
 
         who = "" if dry_run else submitter()
         plan = smoke_plan(settings, cluster, changes, kind, submitter=who)
-        warn_of_left_out(plan)
+        warn_of_what_has_no_effect(plan)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 

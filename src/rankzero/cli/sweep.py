@@ -48,7 +48,7 @@ def sweep(
     from rankzero.api.sweeps import katib_objects, load_sweep, load_sweep_on, parallel_of, run_sweep, run_sweep_on
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.output import print_warning
-    from rankzero.cli.planning import warn_of_left_out
+    from rankzero.cli.planning import warn_of_what_has_no_effect
     from rankzero.cli.train import stopped_by_sigterm
     from rankzero.machine import local_gpu_count
 
@@ -62,7 +62,9 @@ def sweep(
     for_cluster = [text.removeprefix("cluster.") for text in given.overrides if text.startswith("cluster.")]
     for_sweep = [text for text in given.overrides if not text.startswith("cluster.")]
     if render:
-        objects = katib_objects(given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
+        objects = katib_objects(
+            given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind, warn=print_warning
+        )
         _print(objects, output, as_json=as_json)
         return
     with stopped_by_sigterm():
@@ -70,7 +72,7 @@ def sweep(
             found, plan = load_sweep_on(
                 given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind
             )
-            warn_of_left_out(plan)
+            warn_of_what_has_no_effect(plan)
         elif dry_run:
             found = load_sweep(given.file, given.overrides, warn=print_warning)
             parallel_of(found, local_gpu_count(os.environ))

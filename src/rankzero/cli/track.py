@@ -28,11 +28,11 @@ def sync(
     from rankzero.api.runs import Run
     from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
     from rankzero.run_dir.paths import RunDir
-    from rankzero.spec.load import load_kept_run_spec
+    from rankzero.spec.load import load_run_spec
     from rankzero.track.send import Delivery, only_sender, server_modules
 
     run_dir = RunDir(Run.open(run).path)
-    spec = load_kept_run_spec(run_dir.spec).spec
+    spec = load_run_spec(run_dir.spec, env={}).spec
     modules = server_modules(spec.tracking)
     if not modules:
         raise ConfigError("this run sends its numbers to no server", where=str(run_dir.spec), hint="see `tracking`")

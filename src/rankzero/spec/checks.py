@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator
 
 from rankzero.errors import Problem
 from rankzero.redaction import holds_secret
-from rankzero.spec.fields import field_at
 from rankzero.spec.run_spec import EvalFraction, RunSpec
 from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
@@ -88,9 +87,6 @@ def _something_to_evaluate(spec: RunSpec) -> list[Problem]:
         problems.append(Problem("early stopping needs data.eval", "eval.early_stopping_patience", hint))
     if spec.eval.on_start:
         problems.append(Problem("there is nothing to evaluate without data.eval", "eval.on_start", hint))
-    if spec.checkpoint.best_metric != "eval_loss":
-        what = f"{spec.checkpoint.best_metric} is measured by evaluations, and there are none without data.eval"
-        problems.append(Problem(what, "checkpoint.best_metric", hint))
     return problems
 
 
@@ -106,7 +102,7 @@ def _fits_the_task(spec: RunSpec) -> list[Problem]:
     own = spec.task_section
     for name, task in TASKS.items():
         for field in task.fields:
-            if field not in own.fields and _says_something(spec, field):
+            if field not in own.fields and _value(spec, field) is not None:
                 problems.append(Problem(f"this is for task {name}", field, f"set task: {name}, or leave it out"))
     if spec.eval.prompts is not None and own.uses != "writes":
         hint = "leave it out; the result is asked with `rankzero predict`"
@@ -125,13 +121,11 @@ def _fits_the_task(spec: RunSpec) -> list[Problem]:
     return problems
 
 
-def _says_something(spec: RunSpec, field: str) -> bool:
-    """Whether a field is not at its default."""
-    value, path = spec, tuple(field.split("."))
-    for name in path:
+def _value(spec: RunSpec, field: str) -> object:
+    value: object = spec
+    for name in field.split("."):
         value = getattr(value, name)
-    about = field_at(RunSpec, path)
-    return about is not None and value != about.default
+    return value
 
 
 def _quantized_base_has_adapters(spec: RunSpec) -> list[Problem]:
@@ -306,19 +300,10 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
     (("train.learning_rate",), _something_is_learned),
-    (
-        ("data.eval", "eval.early_stopping_patience", "eval.on_start", "checkpoint.best_metric"),
-        _something_to_evaluate,
-    ),
+    (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("data.eval",), _weights_of_epochs),
     (("lora.target_modules",), _keywords_stand_alone),
-    (
-        (
-            *("task", "checkpoint.best_metric", "train.padding_free"),
-            *(field for task in TASKS.values() for field in task.fields),
-        ),
-        _fits_the_task,
-    ),
+    (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
     (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
     (
         (

@@ -62,10 +62,6 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
     if volume.sub_path is not None and (volume.sub_path.startswith("/") or ".." in volume.sub_path.split("/")):
         hint = "such as team/runs, without '..'"
         problems.append(Problem(f"{volume.sub_path} is not a path inside of the volume", "sub_path", hint))
-    if volume.host_path is not None and volume.claim is None and volume.size is not None:
-        problems.append(Problem("a directory of the host has no size", "size", "leave it out"))
-    if volume.claim is None and volume.access == "ReadWriteOnce":
-        problems.append(Problem("only a claim is mounted by one host at a time", "access", "leave it out"))
     if volume.claim is None and volume.storage_class is not None:
         problems.append(Problem("only a claim has a storage class", "class", "name the claim"))
     if volume.claim is not None and volume.size is None and volume.storage_class is not None:
@@ -117,9 +113,6 @@ def _memory(spec: ClusterSpec) -> list[Problem]:
         )
     if resources.memory and resources.limits.memory and as_bytes(resources.memory) > as_bytes(resources.limits.memory):
         problems.append(Problem("the limit is below what is asked for", "resources.limits.memory"))
-    if resources.rdma is None and resources.rdma_devices != 1:
-        hint = "name the device in resources.rdma, or leave it out"
-        problems.append(Problem("which RDMA devices are they?", "resources.rdma_devices", hint))
     if resources.cpu and resources.limits.cpu and resources.cpu > resources.limits.cpu:
         problems.append(Problem("the limit is below what is asked for", "resources.limits.cpu"))
     return problems
@@ -165,5 +158,5 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ..
     (("timeout_seconds", "kind"), _timeout),
     (("tolerations",), _taints),
     (("image", "kind"), _image),
-    (("kind", "slurm", "image", "storage", "env"), check_slurm),
+    (("kind", "slurm", "storage", "env"), check_slurm),
 )

@@ -195,8 +195,8 @@ class ClusterSpec(Section):
     namespace: DnsLabel = "default"
     """Kubernetes namespace; absent: that of the kubeconfig's context, else `default`."""
     image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)] | None = None
-    """Image of the workers; it holds rankzero[train]. Every kind needs one but slurm, which takes one only with
-    slurm.runtime."""
+    """Image of the workers; it holds rankzero[train]. Every kind needs one but slurm, which runs it with
+    slurm.runtime alone."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When hosts ask the registry for the image."""
     image_pull_secrets: tuple[DnsName, ...] = ()

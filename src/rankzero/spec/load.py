@@ -95,12 +95,6 @@ def load_run_spec(
     return read_run_spec(path, overrides, env=env).loaded()
 
 
-def load_kept_run_spec(path: Path) -> Loaded[RunSpec]:
-    """The run spec that a run directory keeps. Whether its fields go together was judged when the run began, by the
-    version that began it: a rule of a later one takes nobody's result away. Raises ConfigError."""
-    return load_spec(RunSpec, path, env={}, renames=RENAMES)
-
-
 def read_run_spec(
     path: Path | None, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str], for_pods: bool = False
 ) -> Reading[RunSpec]:

@@ -83,10 +83,9 @@ def _directory(slurm: SlurmSpec, field: str, volume: VolumeSpec) -> list[Problem
 
 def _own_fields(spec: ClusterSpec) -> list[Problem]:
     slurm, problems = spec.slurm, []
-    for field, image in (("image", spec.image), ("slurm.image", slurm.image)):
-        if image is not None and slurm.runtime == "none":
-            hint = "slurm.runtime: apptainer or pyxis, or leave the image out"
-            problems.append(Problem("nothing runs the image", field, hint))
+    if slurm.image is not None and slurm.runtime == "none":
+        hint = "slurm.runtime: apptainer or pyxis, or leave the image out"
+        problems.append(Problem("nothing runs the image", "slurm.image", hint))
     if slurm.runtime != "none" and slurm.image is None and spec.image is None:
         problems.append(Problem(f"{slurm.runtime} needs an image", "slurm.image", "a file or a name in a registry"))
     if slurm.prepare_partition is not None and spec.prepare != "never" and "cache" not in spec.storage:

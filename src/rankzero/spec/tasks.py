@@ -32,6 +32,8 @@ class TaskSection:
     """What its evaluations measure besides eval_loss, and which way is better."""
     fields: tuple[str, ...] = ()
     """Fields of the spec that belong to it and to no other task that does not name them too."""
+    unread: tuple[str, ...] = ()
+    """Fields that other tasks read and that have no effect on it."""
     others: tuple[str, ...] = ()
     """Other commands that take its run."""
 
@@ -48,7 +50,6 @@ TASKS: dict[str, TaskSection] = {
         command='rankzero generate {run} "a question"',
         result="writes text",
         metrics={"perplexity": "lower"},
-        fields=("data.assistant_only_loss", "data.train_on", "data.reasoning", "data.chat_template_kwargs"),
         others=("chat", "eval", "serve", "merge", "export"),
     ),
     "classify": TaskSection(
@@ -58,6 +59,10 @@ TASKS: dict[str, TaskSection] = {
         result="is a text classifier",
         metrics={"accuracy": "higher", "macro_f1": "higher"},
         fields=("data.labels",),
+        unread=(
+            *("data.assistant_only_loss", "data.train_on", "data.reasoning"),
+            *("data.chat_template_kwargs", "data.image_max_tokens"),
+        ),
         others=("merge", "export"),
     ),
 }

@@ -242,13 +242,13 @@ def wait_for_the_end(parent: int) -> None:
 
 def main(root: str) -> None:
     """Send until the run is over."""
-    from rankzero.spec.load import load_kept_run_spec
+    from rankzero.spec.load import load_run_spec
 
     parent = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run saves for a while after those, and this process ends with it
     run_dir, over = RunDir(Path(root)), threading.Event()
-    spec = load_kept_run_spec(run_dir.spec).spec
+    spec = load_run_spec(run_dir.spec, env={}).spec
     work = threading.Thread(target=send_until, args=(run_dir, spec, over), daemon=True)
     work.start()
     wait_for_the_end(parent)

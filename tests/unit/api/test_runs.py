@@ -27,15 +27,6 @@ def test_by_path_by_name_or_not_at_all(run: rankzero.Run, tmp_path: Path) -> Non
     assert view.phase == run.status.phase == "Succeeded"
 
 
-def test_a_rule_of_a_later_version_takes_no_result_away(run: rankzero.Run) -> None:
-    """Such a spec is refused today; what it has made is there all the same."""
-    file = run.path / "run.yaml"
-    file.write_text("model: {name: o/m}\ndata: {train: o/d}\ntrain: {warmup_steps: 1.5}\n")
-    with pytest.raises(rankzero.ConfigError, match="neither a share nor a whole number"):
-        rankzero.load_spec(file)
-    assert run.spec.train.warmup_steps == 1.5
-
-
 def test_metrics_are_a_list_without_pandas(run: rankzero.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     again = [{"step": 60, "loss": 9.0, "learning_rate": 0.5}]

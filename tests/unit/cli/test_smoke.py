@@ -53,7 +53,7 @@ def test_every_kind(kind: str, place: Place) -> None:
 
 def test_as_a_job_of_slurm(place: Place) -> None:
     storage = "{outputs: {mount: /outputs, host_path: /outputs}}"
-    Path("cluster.yaml").write_text(f"num_nodes: 2\ngpu: false\nkind: slurm\nstorage: {storage}\n")
+    Path("cluster.yaml").write_text(f"image: i.sif\nnum_nodes: 2\ngpu: false\nkind: slurm\nstorage: {storage}\n")
     done = place("smoke --cluster cluster.yaml --dry-run")
     assert done.code == 0, done.err
     assert "#SBATCH --nodes=2" in done.out and "rankzero.launch.node" in done.out

@@ -21,6 +21,7 @@ from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import all_fields
 from rankzero.spec.kinds import KINDS
+from rankzero.spec.no_effect import unread_of_cluster
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 
@@ -50,7 +51,7 @@ OTHERS: dict[str, str] = {
 }
 """Another value of each field than it has in BASE, or by itself."""
 BESIDE = {
-    "resources.rdma_devices": ["resources.rdma=rdma/ib"],
+    "resources.rdma_devices": ["gpu=true"],  # without resources.rdma
     "storage.cache.class": ["storage.cache.size=2Gi"],
     "queue.name": ["queue={name: q}"],
     "queue.priority": ["queue={name: q}"],
@@ -71,10 +72,11 @@ def made(kind: str, settings: list[str]) -> tuple[str, list[str]]:
     base = [f"kind={kind}", "num_nodes=2", "nproc_per_node=2", *storage]
     cluster = load_cluster_spec(None, [*base, *settings], env={}).spec
     objects = render(make_plan(RUN, cluster))
+    said = [problem.where for problem in unread_of_cluster(cluster)]
     if kind == "docker":
-        return text(played(objects)), left_out(cluster)
+        return text(played(objects)), [*said, *left_out(cluster)]
     told = [manifest["spec"] if kind == "slurm" else manifest for manifest in objects]
-    return text([told, cluster.context]), []  # the API that is asked
+    return text([told, cluster.context]), said  # the API that is asked
 
 
 def text(value: object) -> str:

@@ -43,7 +43,6 @@ def test_the_smallest() -> None:
         ("storage.cache={mount: '/c,d', host_path: '/c,d'}", "storage.cache", "commas"),
         ("slurm.runtime=apptainer", "slurm.image", "needs an image"),
         ("slurm.image=x.sif", "slurm.image", "slurm.runtime"),
-        ("image=team/rankzero:1.0", "image", "nothing runs the image"),
         ("slurm.options={nodes: '3'}", "slurm.options.nodes", "rankzero sets it"),
         ("slurm.options={mem: 3G}", "slurm.options.mem", "resources.memory"),
         (

@@ -113,12 +113,11 @@ SETTINGS = {
 
 def refused(place: str) -> set[str]:
     """The fields that a cluster.yaml of this place may not have."""
-    base = [f"kind={place}", "image=i", "gpu=false", "storage.outputs={mount: /o, host_path: /o}"]
-    base += ["slurm.runtime=apptainer"] if place == "slurm" else []
+    outputs = "storage.outputs={mount: /o, host_path: /o}"
     found = set()
     for field, value in SETTINGS.items():
         try:
-            load_cluster_spec(None, [*base, f"{field}={value}"], env={})
+            load_cluster_spec(None, [f"kind={place}", "image=i", "gpu=false", outputs, f"{field}={value}"], env={})
         except ConfigError:
             found.add(field)
     return found

@@ -1,6 +1,6 @@
 """What cluster.yaml says of a cluster, and containers of one machine do without. Pure.
 
-One cluster.yaml serves every kind, so this is no error; what would change what runs is refused instead (pod.py).
+A cluster.yaml of pods is played here as it is, so this is no error; what would change what runs is refused instead (pod.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def left_out(cluster: ClusterSpec) -> list[str]:
     for name, one in cluster.storage.items():
         if one.storage_class != volume.storage_class:
             found.append(f"storage.{name}.class")
-        if one.access not in (volume.access, "ReadOnlyMany"):
+        if one.claim is not None and one.access not in (volume.access, "ReadOnlyMany"):
             found.append(f"storage.{name}.access")
     return found + list(dict.fromkeys(_of_patch(cluster.pod_patch)))
 

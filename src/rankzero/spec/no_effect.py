@@ -1,0 +1,49 @@
+"""What a spec says and nothing reads. It is no error, as what runs is the same without it; whoever wrote it is told. Pure."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from rankzero.errors import Problem
+from rankzero.spec.cluster_spec import ClusterSpec, ResourcesSpec
+from rankzero.spec.fields import field_at
+from rankzero.spec.kinds import kind_section
+from rankzero.spec.run_spec import RunSpec
+
+
+def unread_of_run(spec: RunSpec) -> list[Problem]:
+    """Fields of a run spec without effect, each with what would give it one."""
+    found = [
+        Problem(f"task {spec.task} does without it", field, "leave it out")
+        for field in spec.task_section.unread
+        if _is_said(spec, field)
+    ]
+    if spec.data.eval is None and _is_said(spec, "checkpoint.best_metric"):
+        hint = "set data.eval to a file or to {fraction: 0.02}, or leave it out"
+        found.append(Problem("nothing is evaluated, so no checkpoint is the best", "checkpoint.best_metric", hint))
+    if spec.eval.prompts is None and _is_said(spec, "eval.max_new_tokens"):
+        found.append(Problem("nothing is asked without eval.prompts", "eval.max_new_tokens", "leave it out"))
+    return found
+
+
+def _is_said(spec: RunSpec, field: str) -> bool:
+    """Whether a field is not at its default."""
+    about = field_at(RunSpec, tuple(field.split(".")))
+    return about is not None and attrgetter(field)(spec) != about.default
+
+
+def unread_of_cluster(spec: ClusterSpec) -> list[Problem]:
+    """Fields of a cluster spec that have no effect anywhere, or not on hosts without containers."""
+    found = []
+    if kind_section(spec.kind).on_hosts and spec.image is not None and spec.slurm.runtime == "none":
+        hint = "slurm.runtime: apptainer or pyxis runs it"
+        found.append(Problem("the nodes' own software runs, not the image", "image", hint))
+    if spec.resources.rdma is None and spec.resources.rdma_devices != ResourcesSpec().rdma_devices:
+        found.append(Problem("no devices are asked for without resources.rdma", "resources.rdma_devices"))
+    for name, volume in spec.storage.items():
+        if volume.host_path is not None and volume.size is not None:
+            found.append(Problem("a directory of the host has no size", f"storage.{name}.size", "leave it out"))
+        if volume.claim is None and volume.access == "ReadWriteOnce":
+            what = "only a claim is mounted by one host at a time"
+            found.append(Problem(what, f"storage.{name}.access", "leave it out"))
+    return found

@@ -1,0 +1,50 @@
+"""What is said and has no effect keeps nobody from anything, and is warned of where a run is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankzero.api.specs import checked, read
+from rankzero.errors import Problem
+from tests.unit.cli.conftest import Place
+
+OF_RUN = "warning: {}checkpoint.best_metric: nothing is evaluated"
+OF_CLUSTER = "warning: cluster.resources.rdma_devices: no devices are asked for"
+
+
+@pytest.fixture
+def doubtful(place: Place) -> Place:
+    for name, more in (
+        ("run.yaml", "checkpoint: {best_metric: perplexity}\n"),
+        ("cluster.yaml", "resources: {rdma_devices: 2}\n"),
+    ):
+        Path(name).write_text(Path(name).read_text() + more)
+    return place
+
+
+@pytest.mark.parametrize("command", ["submit run.yaml --dry-run", "render run.yaml", "submit run.yaml --detach"])
+def test_a_run_on_a_cluster_is_made_with_a_warning(doubtful: Place, command: str) -> None:
+    done = doubtful(command)
+    assert done.code == 0, done.err
+    assert done.err.count("warning: ") == 2
+    assert OF_RUN.format("") in done.err and OF_CLUSTER in done.err
+
+
+def test_smoke_warns_of_the_cluster(doubtful: Place) -> None:
+    done = doubtful("smoke --cluster cluster.yaml --dry-run")
+    assert done.code == 0 and done.err.count("warning: ") == 1 and OF_CLUSTER in done.err
+
+
+def test_runs_that_are_there_are_asked_without_a_word(doubtful: Place) -> None:
+    assert doubtful("submit run.yaml --detach").code == 0
+    for command in ("status r", "status r --json", "cancel r", "delete r --yes"):
+        done = doubtful(command)
+        assert "warning: " not in done.err and "rdma_devices" not in done.err, done.err
+
+
+def test_a_run_here_is_made_with_a_warning(doubtful: Place) -> None:
+    said: list[Problem] = []
+    assert checked(read("run.yaml", {"data.train": "o/d"}), ("paths",), warn=said.append).checkpoint.best_metric == "perplexity"
+    assert [problem.where for problem in said] == ["run.yaml:4 checkpoint.best_metric"]

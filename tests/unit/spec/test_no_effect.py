@@ -1,0 +1,84 @@
+"""What is said and has no effect is no error, and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankzero
+from rankzero.spec.cluster_load import load_cluster, load_cluster_spec, profiles
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.no_effect import unread_of_cluster, unread_of_run
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import TASKS
+
+RECIPES = sorted((Path(rankzero.__file__).parent / "recipes").rglob("run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "where"),
+    [
+        ({"task": "classify", "data": {"train_on": "last_turn"}}, "data.train_on"),
+        ({"task": "classify", "data": {"reasoning": "drop"}}, "data.reasoning"),
+        ({"task": "classify", "data": {"assistant_only_loss": False}}, "data.assistant_only_loss"),
+        ({"task": "classify", "data": {"chat_template_kwargs": {"a": 1}}}, "data.chat_template_kwargs"),
+        ({"task": "classify", "data": {"image_max_tokens": 64}}, "data.image_max_tokens"),
+        ({"checkpoint": {"best_metric": "perplexity"}}, "checkpoint.best_metric"),
+        ({"task": "classify", "checkpoint": {"best_metric": "accuracy"}}, "checkpoint.best_metric"),
+        ({"eval": {"max_new_tokens": 16}}, "eval.max_new_tokens"),
+    ],
+)
+def test_of_a_run(sections: dict[str, Any], where: str, tmp_path: Path) -> None:
+    whole = {"model": {"name": "o/m"}, **sections, "data": {"train": "o/d", **sections.get("data", {})}}
+    file = tmp_path / "run.yaml"
+    file.write_text(RunSpec(**whole).model_dump_json())
+    found = load_run_spec(file, env={}).spec  # it is no error
+    assert [problem.where for problem in unread_of_run(found)] == [where]
+
+
+def test_what_is_read_is_not_warned_of() -> None:
+    data = {"train": "o/d", "eval": "o/e", "train_on": "last_turn", "reasoning": "drop"}
+    spec = RunSpec(
+        model={"name": "o/m"},
+        data=data,
+        checkpoint={"best_metric": "perplexity"},
+        eval={"prompts": ["a"], "max_new_tokens": 16},
+    )
+    assert unread_of_run(spec) == []
+    assert unread_of_run(spec.model_copy(update={"task": "classify"}))
+
+
+def test_fields_of_tasks_are_known() -> None:
+    for task in TASKS.values():
+        for field in (*task.fields, *task.unread):
+            section, name = field.split(".")
+            assert name in type(getattr(RunSpec(model={"name": "m"}, data={"train": "d"}), section)).model_fields
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        (["kind=slurm", "image=team/rankzero:1.0"], ["image"]),
+        (["kind=slurm", "image=team/rankzero:1.0", "slurm.runtime=pyxis"], []),
+        (["kind=slurm", "storage.outputs.access=ReadWriteOnce"], ["storage.outputs.access"]),
+        (["image=i", "storage.outputs.access=ReadWriteOnce"], ["storage.outputs.access"]),
+        (["image=i", "storage.outputs.size=1Gi"], ["storage.outputs.size"]),
+        (["image=i", "resources.rdma_devices=2"], ["resources.rdma_devices"]),
+        (["image=i", "resources.rdma_devices=2", "resources.rdma=rdma/ib"], []),
+        (["image=i", "storage.outputs={mount: /o, claim: c, size: 1Gi, access: ReadWriteOnce}"], []),
+        (["image=i", "kind=docker", "resources.rdma_devices=2"], ["resources.rdma_devices"]),
+    ],
+)
+def test_of_a_cluster(settings: list[str], where: list[str]) -> None:
+    cluster = load_cluster_spec(None, ["storage.outputs={mount: /o, host_path: /o}", *settings], env={}).spec
+    assert [problem.where for problem in unread_of_cluster(cluster)] == where
+
+
+def test_what_rankzero_writes_says_nothing_in_vain() -> None:
+    assert RECIPES
+    for file in RECIPES:
+        assert unread_of_run(load_run_spec(file, env={}).spec) == [], file
+    for name in profiles():
+        assert unread_of_cluster(load_cluster(name, [], env={}).spec) == [], name
