@@ -20,8 +20,9 @@ _LONGEST_LINE = 800
 _NOT_THE_RUN = ("PersistentVolumeClaim",)
 
 
-_OCTAL = re.compile(r"[-+]?0o[0-7_]+")
-"""What kubectl takes for a number, and neither YAML 1.1 as the library knows it nor our own reading does."""
+_OF_GO = re.compile(r"[yYnN]|[-+]?0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+"""What kubectl takes for a number or a truth value, and neither YAML 1.1 as the library knows it nor our own reading
+does."""
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -34,7 +35,8 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     style = "|" if "\n" in value and not any(line.endswith((" ", "\t")) for line in value.split("\n")) else None
-    if plain_value(value) != value or _OCTAL.fullmatch(value):
+    digits = value.replace("_", "")  # which kubectl does before it looks for numbers
+    if plain_value(value) != value or plain_value(digits) != digits or _OF_GO.fullmatch(digits):
         style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
