@@ -158,14 +158,16 @@ set_up() {{
 
 
 def last_note(name: str) -> Iterator[str]:
-    """`code` becomes what that part of the run noted at its end, else srun's own, or 70; of one that was cancelled 75,
-    which is noted in its place: the signal may come before it hears any."""
+    """`code` becomes what that part of the run noted at its end, else srun's own, or 70; of one that was cancelled
+    before it began or heard a signal 75, which is noted in its place. What was killed later has not said that it saved.
+    """
+    start = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
     yield f'read -r word job restart _ code < <(tail -n 1 "$state/nodes/{name}" 2> /dev/null) || word='
-    yield 'if [ "$word $job $restart" != "end $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}" ]; then'
+    yield f'if [ "$word $job $restart" != "end {start}" ]; then'
     yield "  code=$((status ? status : 70))  # it was ended before it could say how"
-    yield f"  if {IS_CANCELLED}; then"
+    yield f'  if {IS_CANCELLED} && {{ [ "$word $job $restart" != "begin {start}" ] || [ $status = 143 ]; }}; then'
     yield f"    code={int(ExitCode.STOPPED)}"
-    yield f'    echo "end $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $code" >> "$state/nodes/{name}"'
+    yield f'    echo "end {start} $(date +%s) $code" >> "$state/nodes/{name}"'
     yield "  fi"
     yield "fi"
 

@@ -384,15 +384,16 @@ def test_what_was_cancelled_before_it_was_there_does_not_begin(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_what_was_cancelled_before_it_could_say_anything_has_stopped(tmp_path: Path, first: bool) -> None:
-    """A shell that has just begun dies of the signal."""
+@pytest.mark.parametrize(("job", "status", "code"), [("", 143, 75), ("6", 137, 75), ("7", 143, 75), ("7", 137, 137)])
+def test_what_was_cancelled_and_said_no_more(tmp_path: Path, first: bool, job: str, status: int, code: int) -> None:
+    """A shell that has just begun dies of the signal. What was killed after it had begun may have saved nothing."""
     stage = Stage(tmp_path)
-    stage.program("srun", "exit 143\n")
-    text, notes = (stage.first, "prepare") if first else (stage.text, "0")
-    assert stage.run([0], text=text) == 143 and not (stage.state / "nodes" / notes).exists()
+    text, file = stage.first if first else stage.text, stage.state / "nodes" / ("prepare" if first else "0")
+    stage.program("srun", f"{job and f'echo begin {job} 0 1 host >> {file}'}\nexit {status}\n")
+    assert stage.run([0], text=text) == status
     (stage.state / "cancelled").write_text("7\n")
-    assert stage.run([0], text=text) == 75 and stage.asked == ""
-    assert [one.code for one in read_notes((stage.state / "nodes" / notes).read_text(), "7")[1].endings] == [75]
+    assert stage.run([0], text=text) == code and stage.asked == ""
+    assert [one.code for one in read_notes(file.read_text(), "7")[1].endings] == [75] * (code == 75)
 
 
 @pytest.mark.parametrize(("state", "asked"), [("COMPLETING", ""), ("", ""), ("RUNNING", "requeue 7")])
