@@ -47,7 +47,16 @@ def why_not_writable(place: Path) -> tuple[Path, str] | None:
         return there, "is a file, where a directory is needed"
     if not os.access(there, os.W_OK | os.X_OK):
         return there, "cannot be written"
-    longest = os.pathconf(there, "PC_NAME_MAX")
-    if any(len(os.fsencode(part)) > longest for part in place.relative_to(there).parts):
+    longest = _longest_name(there)
+    if longest is not None and any(len(os.fsencode(part)) > longest for part in place.relative_to(there).parts):
         return there, f"takes no names of more than {longest} letters"
     return None
+
+
+def _longest_name(directory: Path) -> int | None:
+    """In bytes; None where the file system does not say: some answer with 0 or an error, and take any name."""
+    try:
+        longest = os.pathconf(directory, "PC_NAME_MAX")
+    except (OSError, ValueError):
+        return None
+    return longest if longest > 0 else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.directories import files_below
+from rankzero.directories import files_below, why_not_writable
 from tests.support.unreadable import refuse
 
 
@@ -63,3 +63,18 @@ def test_a_file_that_goes_while_others_are_looked_at(tree: Path) -> None:
     next(found)
     shutil.rmtree(tree / "in")
     assert {path.relative_to(tree).as_posix() for path in found} == {"file-link", "nowhere", ".hidden/d"}
+
+
+@pytest.mark.parametrize("answer", [0, -1, OSError(22, "Invalid argument"), ValueError("unrecognized")])
+def test_a_file_system_that_does_not_say_how_long_a_name_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int | Exception
+) -> None:
+    def pathconf(path: object, name: str) -> int:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert why_not_writable(tmp_path / "run") is None
+    assert why_not_writable(tmp_path / ("x" * 300)) is not None
+    monkeypatch.setattr(os, "pathconf", pathconf)
+    assert why_not_writable(tmp_path / "run") is None
