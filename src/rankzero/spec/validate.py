@@ -76,7 +76,7 @@ def _as_python(tree: Tree, options: list[Option], path: KeyPath, findings: list[
     if isinstance(tree, dict):
         return _section_as_python(tree, options, path, findings)
     if isinstance(tree, list):
-        return [_as_python(item, step(options, i), (*path, i), findings) for i, item in enumerate(tree)]
+        return [_as_python(item, _inside(options, i), (*path, i), findings) for i, item in enumerate(tree)]
     only_sections = options and all(option.section or option.kind is type(None) for option in options)
     if tree.is_empty and only_sections:
         if len(options) == 1:
@@ -86,16 +86,21 @@ def _as_python(tree: Tree, options: list[Option], path: KeyPath, findings: list[
         findings.append(Finding(path, "this section is empty", hint))
     kinds = {option.kind for option in options}
     value = _scalar_as_python(tree, kinds)
-    if isinstance(value, float) and not math.isfinite(value) and kinds <= {Any}:  # others are refused by their type
+    if isinstance(value, float) and not math.isfinite(value) and kinds == {Any}:  # others are refused by their type
         hint = "JSON has no such number, and a spec is sent as JSON; in quotes it is text"
         findings.append(Finding(path, f"must be a finite number, but is {_shown(value)}", hint))
     return value
 
 
+def _inside(options: list[Option], key: str | int) -> list[Option]:
+    """As `step`; inside of what may be anything is anything."""
+    return [option for option in options if option.kind is Any] or step(options, key)
+
+
 def _section_as_python(
     tree: dict[str, Tree], options: list[Option], path: KeyPath, findings: list[Finding]
 ) -> dict[str, Any]:
-    value = {key: _as_python(item, step(options, key), (*path, key), findings) for key, item in tree.items()}
+    value = {key: _as_python(item, _inside(options, key), (*path, key), findings) for key, item in tree.items()}
     for option in options:
         for name, info in keys_of(option.section).items() if option.section else ():
             inner = field_options(info)

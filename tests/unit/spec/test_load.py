@@ -300,6 +300,7 @@ eval: {every: 0}
             ("{train: t, eval: {fraction: 2}}", "data.eval.fraction", "must be a number above 0 and below 1"),
             ("{train: t, eval: {}}", "data.eval.fraction", "required"),
             ("{train: t, eval: {fracton: 0.1}}", "data.eval.fracton", "unknown key"),
+            ("{train: t, eval: {fracton: .inf}}", "data.eval.fracton", "unknown key"),
             ("{train: t, eval: [{path: ''}]}", "data.eval[0].path", "must be text"),
         ],
     )
