@@ -262,8 +262,8 @@ def _of_shape(name: str, parameter: ParameterSpec, where: str) -> Iterator[Probl
     if parameter.values is not None:
         if given:
             yield Problem(f"values and {', '.join(given)} do not go together", where, "write values, or min and max")
-        if takes_text_alone(name) and (found := [one for one in parameter.values if isinstance(one, int | float)]):
-            what = f"{', '.join(map(shown, found))}: this field takes text, and a number forgets how it was written"
+        if takes_text_alone(name) and (found := [one for one in parameter.values if isinstance(one, float)]):
+            what = f"{', '.join(map(exact, found))}: this field takes text, and how this number was written is lost"
             yield Problem(what, where, 'put it in quotes: values: ["…"]')
             return
         values = [meant(name, value) for value in parameter.values]

@@ -52,6 +52,13 @@ def test_numbers_are_numbers_however_they_are_written(tmp_path: Path) -> None:
     assert (spec.train.padding_free, spec.model.revision) == ("auto", "on")
 
 
+def test_text_that_is_written_as_a_whole_number_or_a_truth_value_is_what_it_was(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, sampler="grid", parameters={"model.revision": {"values": [1234567, True, "main"]}})
+    assert sweep.space["model.revision"] == Choices((1234567, True, "main"), (1234567, True, "main"))
+    specs = [trial_spec(sweep, chosen_values(sweep.space, labels), "t", "out") for labels in grid(sweep.space)]
+    assert [spec.model.revision for spec in specs] == ["1234567", "true", "main"]
+
+
 @pytest.mark.parametrize(
     ("parameter", "where", "what"),
     [
@@ -60,7 +67,8 @@ def test_numbers_are_numbers_however_they_are_written(tmp_path: Path) -> None:
         ("train.learning_rate: {min: 1, max: .inf}", "train.learning_rate.max", "a number, but is inf"),
         ('train.learning_rate: {values: [1e-4, "0.0001"]}', "train.learning_rate", "given twice: 0.0001"),
         ("train.padding_free: {values: [yes, true]}", "train.padding_free", "given twice: true"),
-        ("model.revision: {values: [0012345, main]}", "model.revision", "this field takes text"),
+        ("model.revision: {values: [12e4567, 1e-4, main]}", "model.revision.values[0]", "finite number, but is inf"),
+        ("model.revision: {values: [1e4, main]}", "model.revision", "10000: this field takes text"),
     ],
 )
 def test_a_number_that_is_none_and_one_that_is_another(tmp_path: Path, parameter: str, where: str, what: str) -> None:
@@ -219,7 +227,7 @@ def test_values_that_differ_at_all_are_not_given_twice(tmp_path: Path, values: l
         ("lora.target_modules", ["all-linear", ["q_proj"], ["q_proj"]], '["q_proj"]'),
         ("train.warmup_steps", [1, 1.0], "1"),
         ("lora.alpha", [8, 16], None),
-        ("model.revision", ["8", "8"], "8"),
+        ("model.revision", [8, "8"], "8"),
         ("data.chat_template_kwargs", [{"a": 1}, {"a": True}], None),
     ],
 )
