@@ -46,12 +46,14 @@ class ClusterRun:
     """As the pods see it."""
     backend: Backend
 
+    @places_told()
     def status(self) -> RunStatus:
         """One look: phase, verdict, what to do. Raises ServiceError where the cluster does not answer."""
         from rankzero.launch.status import run_status
 
         return run_status(self.backend.collect(self.name))
 
+    @places_told()
     def cancel(self) -> None:
         """Stop it: it saves, and leaves its GPUs. Submitting it again continues it."""
         self.backend.cancel(self.name, _silent)

@@ -184,6 +184,7 @@ class Run:
 
         return chat(str(self.path), sampling, system=system, compare=compare)
 
+    @places_told()
     def predict(self, texts: Sequence[str]) -> list[Mapping[str, float]]:
         """Of a classifier: the probability of each class, for each text."""
         from rankzero.api.results import predict

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -108,3 +109,20 @@ def test_a_name_that_can_be_no_place_is_an_error_of_ours(
     with pytest.raises(errors.RankzeroError) as caught:
         CALLS[call](name)
     assert type(caught.value) is not errors.RankzeroError, "an internal error has no other class"
+
+
+class _Closed:
+    """Of a cluster whose runs are directories, such as Slurm's, which may not be looked at."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied", "/shared/theirs")
+
+        return refuse
+
+
+@pytest.mark.parametrize("method", ["status", "cancel"])
+def test_a_submitted_run_whose_place_is_closed_is_an_error_of_ours(method: str) -> None:
+    run = rankzero.ClusterRun("r", "slurm", "default", "/shared/theirs/r", cast(Any, _Closed()))
+    with pytest.raises(errors.StorageError, match="Permission denied"):
+        getattr(run, method)()
