@@ -128,7 +128,7 @@ def planned(
 
 
 def without_effect(plan: Plan) -> list[Problem]:
-    """What run.yaml and cluster.yaml say and has no effect where the run goes. What would change what runs is refused."""
+    """What run.yaml and cluster.yaml say in vain where the run goes. What would change what runs is refused instead."""
     from rankzero.spec.kinds import kind_section
     from rankzero.spec.no_effect import unread_of_cluster, unread_of_run
     from rankzero.wording import listed

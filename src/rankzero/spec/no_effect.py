@@ -1,4 +1,4 @@
-"""What a spec says and nothing reads. It is no error, as what runs is the same without it; whoever wrote it is told. Pure."""
+"""What a spec says and nothing reads: no error, since what runs is the same without it, but told. Pure."""
 
 from __future__ import annotations
 

@@ -46,5 +46,6 @@ def test_runs_that_are_there_are_asked_without_a_word(doubtful: Place) -> None:
 
 def test_a_run_here_is_made_with_a_warning(doubtful: Place) -> None:
     said: list[Problem] = []
-    assert checked(read("run.yaml", {"data.train": "o/d"}), ("paths",), warn=said.append).checkpoint.best_metric == "perplexity"
+    spec = checked(read("run.yaml", {"data.train": "o/d"}), ("paths",), warn=said.append)
+    assert spec.checkpoint.best_metric == "perplexity"
     assert [problem.where for problem in said] == ["run.yaml:4 checkpoint.best_metric"]

@@ -23,8 +23,9 @@ from tests.support.manifests import CORE_VERSIONS, check_core, check_custom, hav
 from tests.support.work import calls
 
 WORDS_OF_GO = {
-    *("y Y yes Yes YES on On ON n N no No NO off Off OFF true True TRUE false False FALSE".split()),
-    *("~ null Null NULL .nan .NaN .NAN .inf .Inf .INF +.inf +.Inf +.INF -.inf -.Inf -.INF <<".split()),
+    *("y", "Y", "yes", "Yes", "YES", "on", "On", "ON", "n", "N", "no", "No", "NO", "off", "Off", "OFF"),
+    *("true", "True", "TRUE", "false", "False", "FALSE", "~", "null", "Null", "NULL", "<<"),
+    *(".nan", ".NaN", ".NAN", ".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF", "-.inf", "-.Inf", "-.INF"),
 }
 """What goyaml.v2 (resolve.go), by which kubectl reads, takes for true, false, nothing or a number."""
 _INT_OF_GO = re.compile(r"[-+]?(0|[1-9][0-9]*|0[oO]?[0-7]+|0[xX][0-9a-fA-F]+|0[bB][01]+)")
@@ -36,6 +37,7 @@ def is_text_to_go(plain: str) -> bool:
     digits = plain.replace("_", "")
     is_number = plain[0] in "+-.0123456789" and (_INT_OF_GO.fullmatch(digits) or _FLOAT_OF_GO.fullmatch(digits))
     return plain not in WORDS_OF_GO and not is_number
+
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,6})?", fullmatch=True)
 QUANTITIES = st.sampled_from(["1Gi", "512Mi", "64Gi", "1.5Ti", "2G", "1000000000"])
@@ -242,7 +244,9 @@ def test_without_outputs_nothing_is_rendered() -> None:
         plan_of(ClusterSpec(image="i"))
 
 
-@pytest.mark.parametrize("value", [*sorted(WORDS_OF_GO), "1_2e3", "1e_3", "0X1F", "0B1", "-0O17", "0_8", "1.e3", "12e4567"])
+@pytest.mark.parametrize(
+    "value", [*sorted(WORDS_OF_GO), "1_2e3", "1e_3", "0X1F", "0B1", "-0O17", "0_8", "1.e3", "12e4567"]
+)
 def test_what_go_takes_for_something_else_is_in_quotes(value: str) -> None:
     assert not is_text_to_go(value)
     written = to_yaml([{"kind": "K", value: {"a": value}}]).splitlines()

@@ -1,6 +1,6 @@
 """What cluster.yaml says of a cluster, and containers of one machine do without. Pure.
 
-A cluster.yaml of pods is played here as it is, so this is no error; what would change what runs is refused instead (pod.py).
+A cluster.yaml of pods is played here as it is, so this is no error; what would change what runs is refused (pod.py).
 """
 
 from __future__ import annotations
