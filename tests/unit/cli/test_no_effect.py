@@ -32,9 +32,21 @@ def test_a_run_on_a_cluster_is_made_with_a_warning(doubtful: Place, command: str
     assert OF_RUN.format("") in done.err and OF_CLUSTER in done.err
 
 
-def test_smoke_warns_of_the_cluster(doubtful: Place) -> None:
-    done = doubtful("smoke --cluster cluster.yaml --dry-run")
-    assert done.code == 0 and done.err.count("warning: ") == 1 and OF_CLUSTER in done.err
+@pytest.mark.parametrize(
+    "command",
+    [
+        "smoke --cluster cluster.yaml --dry-run",
+        "dev up --dry-run",
+        "sweep sweep.yaml --cluster cluster.yaml --dry-run",
+        "sweep sweep.yaml --cluster cluster.yaml --render --kind jobset",
+    ],
+)
+def test_what_else_goes_to_a_cluster_is_made_with_a_warning(doubtful: Place, command: str) -> None:
+    Path("evaluated.yaml").write_text("model: {name: o/m}\ndata: {train: o/d, eval: o/e}\n")
+    Path("sweep.yaml").write_text("run: evaluated.yaml\nparameters: {train.seed: {values: [1, 2]}}\n")
+    done = doubtful(command)
+    assert done.code == 0, done.err
+    assert done.err.count("warning: ") == 1 and OF_CLUSTER in done.err, done.err
 
 
 def test_runs_that_are_there_are_asked_without_a_word(doubtful: Place) -> None:
