@@ -70,7 +70,7 @@ def init(
 ) -> None:
     """Write a commented run.yaml, or a recipe's files, to start from."""
     if show:
-        if recipe is not None or output is not None or cluster is not None or schema or force:
+        if recipe is not None or output is not None or cluster is not None or schema:
             raise UsageError("--list writes nothing", hint="give --recipe NAME without --list to write its files")
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         typer.echo(listing(as_json=as_json, columns=columns))
