@@ -51,7 +51,7 @@ OTHERS: dict[str, str] = {
 }
 """Another value of each field than it has in BASE, or by itself."""
 BESIDE = {
-    "resources.rdma_devices": ["gpu=true"],  # without resources.rdma
+    "resources.rdma_devices": ["resources.rdma=rdma/ib"],
     "storage.cache.class": ["storage.cache.size=2Gi"],
     "queue.name": ["queue={name: q}"],
     "queue.priority": ["queue={name: q}"],
