@@ -62,3 +62,12 @@ def test_files_that_were_changed_are_warned_of(run: rankzero.Run) -> None:
 
     with pytest.warns(UserWarning, match="tokenizer.json is not as the run wrote it"):
         warn(("tokenizer.json",))
+
+
+def test_such_a_warning_is_of_the_line_that_asked() -> None:
+    """Also where that is text that was executed, which has no module's name, as an example of a page."""
+    from rankzero.api.results import warn
+
+    with pytest.warns(UserWarning) as caught:
+        exec(compile("ask(('x.json',))", "<asked>", "exec"), {"ask": warn})
+    assert [one.filename for one in caught] == ["<asked>"]
