@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rankzero.engine.quickstart import find_model
+from tests.support.cli import Cli
+
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.demo,
@@ -37,6 +40,20 @@ def test_the_shipped_rows() -> None:
     assert set(train.values()) == set(held_out.values()), "every fact is asked for in both"
 
 
+def test_its_first_steps(tmp_path: Path, cli: Cli, one_thread: None) -> None:
+    """The real model, of its file in the wheel, begins to learn the shipped rows, and is asked before and after."""
+    settings = f"output_dir={tmp_path} data.eval=null eval.on_start=false train.max_steps=4 train.warmup_steps=0"
+    done = cli(f"train {RECIPE / 'run.yaml'} model.name={find_model()} {settings} --json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["train_loss_first"] < 6, "of weights that know nothing it would be 10.8, the logarithm of 49,152"
+    assert report["train_loss_last"] < 0.9 * report["train_loss_first"]
+    samples = [json.loads(line) for line in (tmp_path / "quickstart/samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [0, 0, 0, 4, 4, 4]
+    assert all(sample["text"].strip() for sample in samples)
+
+
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     questions = yaml.safe_load((RECIPE / "run.yaml").read_text(encoding="utf-8"))["eval"]["prompts"]
     assert len(questions) == 3 and not set(questions) & rows("train.jsonl").keys()

@@ -159,7 +159,7 @@ def test_bytes_that_are_no_text_are_said_of_what_is_given(adapter: Path, cli: Cl
     ("flags", "said"),
     [
         ("--seed 18446744073709551616", "seed: it is 18446744073709551616"),
-        ("--temperature inf", "temperature: it is inf"),
+        ("--temperature inf", "--temperature: must be a finite number, but is inf"),
     ],
 )
 def test_draws_that_there_are_none_of(flags: str, said: str, adapter: Path, cli: Cli) -> None:

@@ -21,7 +21,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs torch's CPU build")
-@pytest.mark.parametrize(("shape", "method"), [("llama-3.2-1b", "LoRA"), ("qwen3-8b", "QLoRA (nf4)")])
+@pytest.mark.parametrize(
+    ("shape", "method"),
+    [("llama-3.2-1b", "LoRA"), pytest.param("qwen3-8b", "QLoRA (nf4)", marks=pytest.mark.slow)],
+)
 def test_a_step_fits_its_plan_and_waits_for_nothing(shape: str, method: str, work: Path) -> None:
     """Never above what was planned, and at least half of it. The host waits where transformers asks whether rows begin
     within a pass, and for the sums of the step, which are eight numbers; no copy between host and device is waited for.
