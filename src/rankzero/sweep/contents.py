@@ -104,12 +104,12 @@ def _here(field: PathField, sweep: Sweep) -> str | None:
 
 
 def _of_field(field: PathField, spec: RunSpec, sweep: Sweep, digests: Digests) -> str:
-    """What is at a path of rows or of a chat template, of images that they are here; else the field as it is."""
+    """What is at a path of rows or of a chat template, of images their directory's name; else the field as it is."""
     path = _here(field, sweep) if field.field.startswith("data.") else None
     if path is None:
         return field.text
-    if field.kind == "directory":  # of images, of which each trial reads those that its rows name, and no others
-        return ""
+    if field.kind == "directory":  # of images, of which each trial reads those that its rows name: by its name alone
+        return os.path.basename(os.path.normpath(field.text))
     if field.kind == "file":
         return digests.of(path)
     files = local_files(path)

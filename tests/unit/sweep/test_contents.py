@@ -118,6 +118,15 @@ def test_a_sweep_may_write_below_where_its_images_are(first: Path) -> None:
     assert goes_on(first, data, 1) == [] and goes_on(first, data, 2) == []
 
 
+def test_another_directory_of_images_is_refused_where_the_rows_are_the_same(first: Path, tmp_path: Path) -> None:
+    """Trials on other images would be compared with those that were scored."""
+    goes_on(first, DATA["images"], 1)
+    (first / "sharper").mkdir()
+    other = {**DATA["images"], "train": [{"path": "rows.jsonl", "image_root": "sharper"}]}
+    assert problems(first, other)
+    assert goes_on(first.rename(tmp_path / "moved"), DATA["images"], 2) == []
+
+
 def test_what_changed_before_anything_was_scored_is_no_difference(first: Path) -> None:
     data = DATA["several"]
     run_sweep(sweep_in(first, data, 1), say=lambda _: None, trainer=lambda _: Formula())
