@@ -33,7 +33,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.engine.tasks import sft
 from rankzero.model.attention import choose_attention
 from rankzero.model.dropout import Places
 from rankzero.model.fused_lora import fuse_adapters
@@ -98,7 +98,7 @@ def ours(batches: Batches, work: Work, dtype: torch.dtype) -> Callable[[], float
     parallel = Replicated(model, optimizer, world=World(), device=Device("cpu"))
     head = SupervisedHead(model, model, in_parts=True)
     options = {"device": CPU, "dtype": dtype, "max_grad_norm": 1.0, "places": Places(0)}
-    stepper = Stepper(head, parallel, weighted_cross_entropy, **options)  # type: ignore[arg-type]
+    stepper = Stepper(head, parallel, sft.TASK, **options)  # type: ignore[arg-type]
 
     def step() -> float:
         result = stepper.gradients(batches, work, 0, stop_wanted=False, on_pass=lambda *_: None)

@@ -29,7 +29,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.engine.tasks import sft
 from rankzero.model import block_attention, varlen
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
@@ -104,7 +104,7 @@ def make_step(switches: Switches, layers: int) -> Callable[[], None]:
     stepper = Stepper(
         head,
         parallel,
-        weighted_cross_entropy,
+        sft.TASK,
         device=CPU,
         dtype=switches.dtype,
         max_grad_norm=1.0,

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.distributed
 LOSS_TOLERANCE = 1e-4
 OF_RANKS = {"slowest_rank", "slowest_rank_slowdown", "straggler"}
 """What is said of several ranks beside each other."""
-CURVES = ("loss", "eval_loss", "accuracy", "macro_f1", "router_aux_loss", "expert_load_max", "expert_load_min")
+CURVES = (
+    *("loss", "eval_loss", "accuracy", "macro_f1", "router_aux_loss", "expert_load_max", "expert_load_min"),
+    *("reward_accuracy", "reward_margin", "reward_chosen", "reward_rejected", "train_reward_margin"),
+)
 EXACT = 1e-6
 """How close the first step is, from which rounding has not grown yet."""
 

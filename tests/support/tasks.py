@@ -11,10 +11,10 @@ from tests.support.architectures import save
 from tests.support.images import picture_rows
 from tests.support.recipes import sentiment_rows
 from tests.support.runs import small_spec
-from tests.support.tiny import write_jsonl
+from tests.support.tiny import preference_rows, write_jsonl
 
-TASKS = ("classify", "vision", "nf4", "moe")
-_MODELS = {"classify": "distilbert", "vision": "qwen3_vl", "nf4": "qwen3", "moe": "qwen3_moe"}
+TASKS = ("classify", "vision", "nf4", "moe", "dpo")
+_MODELS = {"classify": "distilbert", "vision": "qwen3_vl", "nf4": "qwen3", "moe": "qwen3_moe", "dpo": "qwen3"}
 
 
 def task_spec(task: str, root: Path, *, dropout: float = 0.1, rows: int = 30, **changes: Any) -> RunSpec:
@@ -31,6 +31,9 @@ def task_spec(task: str, root: Path, *, dropout: float = 0.1, rows: int = 30, **
         changes = {"model__quantization": "nf4", **changes}
     elif task == "moe":
         changes = {"train__parts": ["language", "router"], "train__router_aux_loss_coef": 0.5, **changes}
+    elif task == "dpo":
+        files = _files(root, preference_rows(rows + 7), rows)
+        changes = {"task": "dpo", "dpo": {"beta": 0.5}, **files, "train__learning_rate": 0.002, **changes}
     if changes.get("lora", {}) is not None:
         changes = {"lora__dropout": dropout, **changes}
     return small_spec(root, model, rows=rows, **changes)

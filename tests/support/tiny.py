@@ -107,6 +107,26 @@ def chat_rows(n: int) -> list[dict[str, Any]]:
     ]
 
 
+def preference_rows(n: int) -> list[dict[str, Any]]:
+    """Pairs of answers whose lengths differ much, the better one the longer in every other row; every third is a chat
+    of several turns."""
+    short, long = "Short.", "A much longer answer of many words, number {} of them all, about the quick brown fox."
+    rows: list[dict[str, Any]] = []
+    for i in range(n):
+        better, worse = (short, long.format(i)) if i % 2 else (long.format(i), f"No, {i}.")
+        if i % 3:
+            rows.append({"prompt": f"Question {i}?", "chosen": better, "rejected": worse})
+        else:
+            asked = [
+                {"role": "user", "content": f"Question {i}?"},
+                {"role": "assistant", "content": "Which one?"},
+                {"role": "user", "content": "The last."},
+            ]
+            answers = [[*asked, {"role": "assistant", "content": text}] for text in (better, worse)]
+            rows.append({"chosen": answers[0], "rejected": answers[1]})
+    return rows
+
+
 def tiny_gpt2(directory: Path) -> Path:
     """A random GPT-2 whose tokenizer has neither a chat template nor a pad token, like distilgpt2's."""
     import torch

@@ -54,7 +54,7 @@ def evaluate(
                 if batch is None:  # another rank has more of them
                     continue
                 total[0] += stepper.loss_sum(batch, meter.add)
-                total[1] += len(batch.targets_N) if batch.weights_N is None else batch.weights_N.sum()
+                total[1] += batch.losses
                 tick(len(batch.rows))
     finally:
         model.train()

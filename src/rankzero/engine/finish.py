@@ -228,7 +228,7 @@ def make_report(
     answers are trained, a row's last token is only a target and is never computed.
     """
     final, last, before = evaluation_of(position, final_step) or {}, position.eval_last, position.eval_first or {}
-    fed = position.tokens - position.rows * (spec.task_section.trains == "answers")
+    fed = position.tokens - position.rows * spec.task_section.sequences * (spec.task_section.uses == "writes")
     report = {
         "name": spec.name,
         "world_size": environment["world_size"],

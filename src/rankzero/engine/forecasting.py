@@ -21,7 +21,6 @@ from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.place import hardware, place_of_rank
 from rankzero.engine.setup import Session, length_borders, model_to_be, to_train, weights_dtype
 from rankzero.engine.simulation import bytes_of_a_pass
-from rankzero.engine.tasks.protocol import find_task
 from rankzero.forecast.conditions import conditions_here
 from rankzero.forecast.forecast import Forecast, MemoryOutlook, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
@@ -65,7 +64,7 @@ def dry_run(spec: RunSpec, nproc: int) -> Forecast:
     dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
     inputs = read_inputs(spec, world, Ledger())
     made = model_to_be(spec, inputs, device, dtype)
-    rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
+    rows = facts_of_rows(inputs.train, inputs.eval, spec.row_length)
     place = place_of_rank(device, world, free=free_memory(device, nproc))
     planned = outlook(spec, made.facts, rows, place)
     return _forecast(spec, inputs, planned, place, dtype, packed=made.attention.padding_free)
@@ -99,7 +98,7 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
     shape, _ = _from_config(spec, directory, found.precision, attention, packed=packed)
     if fused_of(spec, found.place.kind).adapters:
         fuse_adapters(shape)
-    size = bytes_of_a_pass(shape, need, find_task(spec.task), dtype, seed=spec.train.seed)
+    size = bytes_of_a_pass(shape, need, spec, dtype)
     if isinstance(size, str):
         return replace(found, memory=replace(found.memory, basis=f"sums, as a pass cannot be simulated: {size}"))
     more = need.facts.unpacked_bytes if in_4_bits else 0

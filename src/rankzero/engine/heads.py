@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from transformers.utils import ModelOutput
 
 from rankzero.data.batches.loader import MicroBatch
 from rankzero.engine.balance import same_draws_again
@@ -31,6 +32,28 @@ class Head(Protocol):
     def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
         """The sum of the losses of the batch's targets, by `of_logits` of all of them, or of some after the other."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a pass predicts: the logits of its targets, or the hidden states that logits are made of, some of them at a
+    time."""
+
+    logits_NV: torch.Tensor | None
+    decoded: tuple[torch.Tensor, type[ModelOutput]] | None = None
+    tail: Tail | None = None
+
+    def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
+        """By `of_logits` of all targets of the pass, or of some after the other."""
+        if self.tail is None or self.decoded is None:
+            assert self.logits_NV is not None
+            return of_logits(self.logits_NV, batch)
+
+        def part_loss(logits_nV: torch.Tensor, part: slice) -> torch.Tensor:
+            weights_N = None if batch.weights_N is None else batch.weights_N[part]
+            return of_logits(logits_nV, replace(batch, targets_N=batch.targets_N[part], weights_N=weights_N))
+
+        return self.tail.loss_sum(*self.decoded, part_loss)
 
 
 class SupervisedHead:
@@ -81,20 +104,19 @@ class SupervisedHead:
         return logits_NV
 
     def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
+        return self.predict(batch).loss_sum(batch, of_logits)
+
+    def predict(self, batch: MicroBatch) -> Predicted:
+        """The pass, as far as its targets' loss."""
         places_N = batch.predicts_N
         if self._in_parts and self._tail is None and places_N is not None:
             self._tail = self._find_tail(batch)
         tail = self._tail
         if tail is None or places_N is None:
-            return of_logits(self.logits(batch), batch)
+            return Predicted(self.logits(batch))
         with tail.without_head():
-            hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, None))
-
-        def part_loss(logits_nV: torch.Tensor, part: slice) -> torch.Tensor:
-            weights_N = None if batch.weights_N is None else batch.weights_N[part]
-            return of_logits(logits_nV, replace(batch, targets_N=batch.targets_N[part], weights_N=weights_N))
-
-        return tail.loss_sum(hidden_NH, output, part_loss)
+            decoded = tail.decoded(places_N, lambda: self._logits_at(batch, None))
+        return Predicted(None, decoded, tail)
 
     def _find_tail(self, batch: MicroBatch) -> Tail | None:
         """Look in the first pass whether what the model does behind its decoder can be done by itself, and comes to

@@ -10,6 +10,7 @@ from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.embedded import require_embedded, unembedded_problems
+from rankzero.data.cache.joined import longest_sequences
 from rankzero.data.cache.known_tokenizers import remember_tokenizer
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
@@ -200,7 +201,7 @@ def require_context(parts: Mapping[str, TokenizedDataset | Stream | None], conte
     model can be stretched."""
     if context is None:
         return
-    lengths = {field: part.lengths for field, part in parts.items() if isinstance(part, TokenizedDataset)}
+    lengths = {field: longest_sequences(part) for field, part in parts.items() if isinstance(part, TokenizedDataset)}
     streams = [part.rules.max_length for part in parts.values() if isinstance(part, Stream)]
     unsure = [_may_be_beyond(context, longest) for longest in streams if longest > context.length]
     problems = require_rows_within(context, lengths, unsure)

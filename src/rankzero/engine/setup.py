@@ -131,7 +131,7 @@ def build_session(
         asks_ahead = inputs.kind != "classifier" and brings_code(shape)  # of others their configs tell
         quantization, use = spec.model.quantization, spec.task_section.uses
         place = place_of_all(device, world)
-        rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
+        rows = facts_of_rows(inputs.train, inputs.eval, spec.row_length)
         planned = outlook(spec, facts, rows, place)
         sharding, memory, need = planned.sharding, planned.plan, planned.need
         may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
@@ -206,9 +206,9 @@ def build_session(
         logger.info("[MODEL] routers are trained, their load balancing loss times %g%s", inputs.balance, more)
     seed_ranks(spec.train.seed, world.rank)
     stepper = Stepper(
-        task.head(parallel, offload_activations=spec.train.activation_offloading),
+        task.head(parallel, spec),
         parallel,
-        task.loss_sum,
+        task,
         device=device.torch_device,
         dtype=dtype,
         max_grad_norm=spec.train.max_grad_norm,

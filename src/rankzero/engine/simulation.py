@@ -29,10 +29,12 @@ from rankzero.data.batches.collators.text import MicroBatch, padded_places
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.step import Stepper
-from rankzero.engine.tasks.protocol import Task
+from rankzero.engine.tasks.protocol import find_task
 from rankzero.model import dropout_attention
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.fitting import Need
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import task_that
 from rankzero.wording import first_line
 
 CPU = torch.device("cpu")
@@ -75,7 +77,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def bytes_of_a_pass(shape: Any, need: Need, task: Task, dtype: torch.dtype, *, seed: int) -> int | str:
+def bytes_of_a_pass(shape: Any, need: Need, spec: RunSpec, dtype: torch.dtype) -> int | str:
     """What a pass over `need.tokens_at_once` in rows of `need.longest` has at its highest point on a CPU, beside
     weights and gradients, which are there: bytes. Or why that cannot be found, in words: a model that looks at values,
     an operation that torch knows no shapes of.
@@ -92,7 +94,7 @@ def bytes_of_a_pass(shape: Any, need: Need, task: Task, dtype: torch.dtype, *, s
             _give_fake_weights(shape)
             trained = {name: weight for name, weight in shape.named_parameters() if weight.requires_grad}
             masters = Masters(trained, copies_in(shape, dtype))
-            one_pass = _pass_of(shape, need, task, dtype, seed, _batch(need, rows, targets))
+            one_pass = _pass_of(shape, need, spec, dtype, _batch(need, rows, targets))
             with counter:
                 for tensor in (*shape.parameters(), *shape.buffers()):
                     counter.count(tensor)
@@ -107,23 +109,21 @@ def bytes_of_a_pass(shape: Any, need: Need, task: Task, dtype: torch.dtype, *, s
     return counter.most - before
 
 
-def _pass_of(
-    shape: Any, need: Need, task: Task, dtype: torch.dtype, seed: int, batch: MicroBatch
-) -> Callable[[], None]:
-    """A forward and backward pass as the loop makes one."""
+def _pass_of(shape: Any, need: Need, spec: RunSpec, dtype: torch.dtype, batch: MicroBatch) -> Callable[[], None]:
+    """A forward and backward pass as the loop makes one. The tokens of preferences are trained as answers are: what
+    their reference predicts is let go before."""
     if need.recomputing:
         shape.enable_input_require_grads()
         shape.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    places = Places(seed)
+    places = Places(spec.train.seed)
     place_dropout(shape, places)
     if getattr(shape.config, "_attn_implementation", None) == dropout_attention.NAME:
         dropout_attention.place_attention(shape, places)
     shape.train()
     alone = cast(Parallel, SimpleNamespace(model=shape, module=shape, name="ddp", same_passes=False))
-    head = task.head(alone, offload_activations=False)
-    stepper = Stepper(
-        head, alone, task.loss_sum, device=CPU, dtype=dtype, max_grad_norm=None, places=places, balance=None
-    )
+    task = find_task(task_that(uses=spec.task_section.uses))
+    head = task.head(alone, spec)
+    stepper = Stepper(head, alone, task, device=CPU, dtype=dtype, max_grad_norm=None, places=places, balance=None)
 
     def one_pass() -> None:
         places.begin_pass(0, batch.row_of_BT, batch.position_BT, batch.predicts_N)

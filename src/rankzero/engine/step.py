@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -25,10 +25,11 @@ from rankzero.data.order import Indices
 from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
-from rankzero.engine.heads import Head, LossSum
+from rankzero.engine.heads import Head
 from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.passes import suppress_out_of_memory
+from rankzero.engine.tasks.protocol import Task
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
 
@@ -53,6 +54,8 @@ class StepResult:
     """How long this rank waited for the tensors of its passes."""
     routers: RouterResult | None = None
     """Where routers are trained."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What the task measures of a step, by the names that metrics.jsonl has for it."""
     pass_limit: int = 0
     """The least tokens of a pass that a rank had to come down to in this step; 0: none had to."""
 
@@ -69,7 +72,7 @@ class Stepper:
         self,
         head: Head,
         parallel: Parallel,
-        loss_sum: LossSum,
+        task: Task,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -83,7 +86,7 @@ class Stepper:
         self._places = places
         self._warned = False
         self._parallel = parallel
-        self._loss_sum = loss_sum
+        self._task = task
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
@@ -104,7 +107,7 @@ class Stepper:
             if seen is not None:
                 logits_NV = logits_NV.float()
                 seen(logits_NV.detach(), part)
-            return self._loss_sum(logits_NV, part)
+            return self._task.loss_sum(logits_NV, part)
 
         with self.autocast():
             return self._head.loss_sum(batch, of_logits)
@@ -128,7 +131,8 @@ class Stepper:
         of a pass that this rank has come down to. None, before any reduction, where a pass ran out of memory: some of
         the gradients are computed then.
         """
-        done = self._run(batches, work, step, on_pass, loss_scale)
+        meter = self._task.step_meter(self._device)
+        done = self._run(batches, work, step, on_pass, loss_scale, None if meter is None else meter.add)
         if done is None:
             return None
         losses, computed, waited = done
@@ -150,8 +154,19 @@ class Stepper:
         ranks = tuple(map(Passes, slots_all[::3], slots_all[1::3]))
         limit = int(min((limit for limit in slots_all[2::3] if limit), default=0))
         routers = None if self._balance is None else self._balance.result(router_loss)
+        measures = {} if meter is None else meter.metrics(step_loss)
         return StepResult(
-            step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited, routers, limit
+            loss=step_loss,
+            grad_norm=grad_norm,
+            stop=stop > 0,
+            finite=finite,
+            computed_tokens=int(computed_all),
+            suspects=suspects,
+            ranks=ranks,
+            input_seconds=waited,
+            routers=routers,
+            measures={f"train_{name}": value for name, value in measures.items()},
+            pass_limit=limit,
         )
 
     def _begin_pass(self, step: int, batch: MicroBatch) -> None:
@@ -171,6 +186,7 @@ class Stepper:
         step: int,
         on_pass: Callable[[MicroBatch, torch.Tensor], None],
         loss_scale: float,
+        seen: LogitsSeen | None,
     ) -> tuple[list[torch.Tensor], int, float] | None:
         """The passes: their losses, tokens computed, seconds waited for input. None where one ran out of memory, whose
         tensors nothing holds any more then."""
@@ -185,7 +201,7 @@ class Stepper:
                 waited = Waited(collated)
                 for number, batch in enumerate(waited, 1):
                     self._begin_pass(step, batch)
-                    loss = self.loss_sum(batch if self._balance is None else asking(batch))
+                    loss = self.loss_sum(batch if self._balance is None else asking(batch), seen)
                     objective = loss / work.loss_weight
                     if self._balance is not None:
                         objective = objective + self._balance.loss(batch)

@@ -464,6 +464,7 @@ def step_facts(
         "supervised_tokens": work.supervised,
         "tokens_per_second": work.tokens / seconds,
         **(scaling if position.loss_scale is not None else {}),
+        **result.measures,
         "time": time.time(),
     }
 
@@ -485,7 +486,7 @@ def batch_logger(
     def log(batch: MicroBatch, loss: torch.Tensor) -> None:
         shapes = {name: tuple(value.shape) for name, value in batch.inputs.items() if isinstance(value, torch.Tensor)}
         logger.debug("[COLLATE] %s, targets %d", shapes, len(batch.targets_N))
-        mean = loss.item() / max(len(batch.targets_N), 1)
+        mean = loss.item() / max(float(batch.losses), 1.0)
         logger.debug(
             "[BATCH] step %d rows %d loss %.4f, %.3f s", step, len(batch.rows), mean, time.monotonic() - started
         )

@@ -176,8 +176,9 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
 
 
 def covers(need: Need) -> bool:
-    """Whether shapes say how long a step of a run takes: on GPUs, in 16 bits, with nothing offloaded or looked at."""
-    plain = need.facts.tower is None and need.facts.compute_bytes == 2
+    """Whether shapes say how long a step of a run takes: on GPUs, in 16 bits, with nothing offloaded or looked at, and
+    without a reference that passes are made of too."""
+    plain = need.facts.tower is None and need.facts.compute_bytes == 2 and need.sequences == 1
     return need.device_kind == "cuda" and plain and need.train.offload == "none" and not need.offloading
 
 

@@ -68,7 +68,7 @@ def facts_from_files(run: RunSpec, directory: Path, precision: str, device_kind:
 def forecast_elsewhere(run: RunSpec, directory: Path, facts: ModelFacts, place: Place, precision: str) -> Forecast:
     """Put together what is known here. Raises ConfigError for what a run would be refused for."""
     data = _data_here(run, directory)
-    rows = facts_of_rows(None if data is None else data.train, None if data is None else data.eval, run.data.max_length)
+    rows = facts_of_rows(None if data is None else data.train, None if data is None else data.eval, run.row_length)
     planned = outlook(run, facts, rows, replace(place, limit=place.limit or _NO_LIMIT))
     packed = place.kind == "cuda" and run.train.padding_free is not False and facts.compute_bytes == 2
     packed = packed or run.train.context_parallel > 1

@@ -154,7 +154,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
     activations could stay, they are recomputed if larger passes, which gather weights less often, make that faster by
     far. Raises ConfigError where a single process is to offload and cannot."""
     slices, train = spec.train.context_parallel, spec.train
-    max_length = -(-spec.data.max_length // slices)
+    max_length = -(-spec.row_length // slices)
     trained_share = min(1.0, rows.trained_share * slices)  # all that is trained of a row may lie on one process
     sharding = choose_sharding(train, max_length, facts, place.limit, place.world_size)
     if place.world_size == 1:
@@ -182,6 +182,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
             world_size=place.world_size,
             device_kind=place.kind,
             trained_share=trained_share,
+            sequences=spec.task_section.sequences,
         )
         return MemoryOutlook(sharding, plan, need)
 
@@ -216,7 +217,7 @@ def make_forecast(
 ) -> Forecast:
     """Put together what is known. `data` is None where rows are not tokenised yet."""
     facts, train = memory.need.facts, None if data is None else data.train
-    rows = facts_of_rows(train, None if data is None else data.eval, spec.data.max_length)
+    rows = facts_of_rows(train, None if data is None else data.eval, spec.row_length)
     schedule = None
     if rows.rows is not None or spec.train.max_steps is not None:
         schedule = make_schedule(rows.rows, spec.train)

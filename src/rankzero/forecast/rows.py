@@ -9,6 +9,7 @@ import numpy as np
 
 from rankzero.data.batches.plan import by_length, divide_among_ranks, micro_batches, packed_batches
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import longest_sequences, sizes_in_passes
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.order import Indices, permutation
 from rankzero.spec.run_spec import RunSpec
@@ -25,7 +26,8 @@ class RowFacts:
     tokens: int | None
     trained_tokens: int | None
     longest: int
-    """Tokens of the longest row that will be trained on; `data.max_length` where it is not known."""
+    """Tokens of a pass of the longest row that will be trained on; the most that a row may have where it is not
+    known."""
     trained_share: float
     """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
     eval_rows: int | None
@@ -34,7 +36,7 @@ class RowFacts:
 def facts_of_rows(
     train: TokenizedDataset | Stream | None, held_out: TokenizedDataset | None, max_length: int
 ) -> RowFacts:
-    """`train` is None where rows are not tokenised yet."""
+    """`max_length`: of a row, in all its sequences. `train` is None where rows are not tokenised yet."""
     eval_rows = None if held_out is None else len(held_out)
     if not isinstance(train, TokenizedDataset):
         return RowFacts(None, None, None, max_length, 1.0, eval_rows)
@@ -42,7 +44,7 @@ def facts_of_rows(
         rows=len(train),
         tokens=int(train.lengths.sum(dtype=np.int64)),
         trained_tokens=int(train.supervised.sum(dtype=np.int64)),
-        longest=min(max_length, int(train.lengths.max())),
+        longest=min(max_length, int(sizes_in_passes(train, packed=False).max())),
         trained_share=float((train.supervised / train.lengths).max()),
         eval_rows=eval_rows,
     )
@@ -63,7 +65,8 @@ def passes_a_step(
     the ascending `borders` share none with those that are not."""
     if not isinstance(train, TokenizedDataset):
         return None
-    lengths, size = train.lengths, spec.train.global_batch_size
+    lengths, size = sizes_in_passes(train, packed=packed), spec.train.global_batch_size
+    longest = longest_sequences(train)
     order = permutation(len(train), seed=spec.train.seed, stream=0)
 
     def cut(rows: Indices) -> list[Indices]:
@@ -74,5 +77,5 @@ def passes_a_step(
     counts = []
     for first in range(0, len(order), size)[:_STEPS_LOOKED_AT]:
         shares = divide_among_ranks(order[first : first + size], lengths, groups)
-        counts.append(max(sum(len(cut(part)) for part in by_length(share, lengths, borders)) for share in shares))
+        counts.append(max(sum(len(cut(part)) for part in by_length(share, longest, borders)) for share in shares))
     return sum(counts) / len(counts)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import longest_sequences
 from rankzero.data.cache.known_tokenizers import known_tokenizer
 from rankzero.data.cache.training_data import TrainingData, cached_data
 from rankzero.forecast.conditions import conditions_here
@@ -64,7 +65,7 @@ def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
     found = _look(spec, nproc)
     if found is None:
         return None
-    rows = facts_of_rows(found.data.train, found.data.eval, spec.data.max_length)
+    rows = facts_of_rows(found.data.train, found.data.eval, spec.row_length)
     planned = outlook(spec, found.facts, rows, found.place)
     conditions = conditions_here(
         spec,
@@ -99,7 +100,7 @@ def _data(spec: RunSpec, directory: Path) -> TrainingData | None:
     if data is None:
         return None
     parts = {"data.train": data.train, "data.eval": data.eval}
-    lengths = {name: part.lengths for name, part in parts.items() if isinstance(part, TokenizedDataset)}
+    lengths = {name: longest_sequences(part) for name, part in parts.items() if isinstance(part, TokenizedDataset)}
     require_rows_within(stored_context(read_config(directory)), lengths)
     return data
 

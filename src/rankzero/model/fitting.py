@@ -32,6 +32,8 @@ class Need:
     world_size: int
     device_kind: str
     trained_share: float
+    sequences: int = 1
+    """That a row becomes."""
     pass_scale: float = 1.0
     """What a pass was found to take ÷ the sums of model/memory.py; 1 where none was simulated."""
 
@@ -138,7 +140,7 @@ def _ways(need: Need, limit: int, packed: Callable[[], ModelFacts] | None) -> It
     if not need.facts.adapters:
         yield Way("lora: {r: 16}", lambda now: replace(now, facts=_with_adapters(now.facts)))
     if need.longest > 1:
-        yield Way(f"data.max_length: {need.longest * need.train.context_parallel // 2}", _halved)
+        yield Way(f"data.max_length: {need.longest * need.train.context_parallel // (2 * need.sequences)}", _halved)
 
 
 def _halved(need: Need) -> Need:

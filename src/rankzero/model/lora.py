@@ -14,7 +14,9 @@ import peft
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.constants import DUMMY_TARGET_MODULES
+from peft.utils.other import AuxiliaryTrainingWrapper
 from peft.utils.transformers_weight_conversion import (
     convert_peft_adapter_state_dict_for_transformers,
     convert_peft_config_for_transformers,
@@ -75,6 +77,25 @@ def apply_lora(
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
     return adapted
+
+
+def adapted_layers(model: Any) -> list[Any]:
+    """Everything in a model that peft has put in the place of something else."""
+    return [part for part in model.modules() if isinstance(part, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+
+
+@contextmanager
+def base_alone(layers: Sequence[Any]) -> Iterator[None]:
+    """Within the block these layers compute as those in whose place they are. Unlike peft's `disable_adapter` it leaves
+    alone what wants gradients: shards and the sums of gradients were made by that."""
+    before = [layer._disable_adapters for layer in layers]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer, disabled in zip(layers, before, strict=True):
+            layer._disable_adapters = disabled
 
 
 def _require_names_that_come_back(adapted: Any) -> None:

@@ -114,10 +114,27 @@ def _fits_the_task(spec: RunSpec) -> list[Problem]:
         owner = next(name for name, other in TASKS.items() if metric in other.metrics)
         instead = " or ".join(name for name, better in own.metrics.items() if better == "higher") or "eval_loss"
         problems.append(Problem(f"{metric} is for task {owner}", "checkpoint.best_metric", f"take {instead}"))
-    if spec.train.padding_free is True and own.trains != "answers":
+    if spec.train.padding_free is True and own.uses != "writes":
         hint = "leave it out: rows of like length share a pass"
         where = "train.padding_free"
         problems.append(Problem(f"padding_free is for task {task_that(trains='answers')}", where, hint))
+    return problems
+
+
+def _preferences_have_a_reference(spec: RunSpec) -> list[Problem]:
+    """What a task that compares the model with its reference, itself without adapters, does not work with."""
+    if spec.task_section.trains != "preferences":
+        return []
+    problems = []
+    if spec.lora is None:
+        what = f"task {spec.task} keeps the model to its reference, itself without adapters"
+        problems.append(Problem(what, "lora", "write a lora section: lora: {} for the defaults"))
+    if spec.train.expert_parallel > 1:
+        what = f"expert_parallel is for task {task_that(trains='answers')}"
+        problems.append(Problem(what, "train.expert_parallel", "leave it out"))
+    if "router" in spec.train.parts:
+        hint = "leave router out: it stays as the reference has it"
+        problems.append(Problem(f"task {spec.task} trains no routers", "train.parts", hint))
     return problems
 
 
@@ -303,7 +320,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("data.eval",), _weights_of_epochs),
     (("lora.target_modules",), _keywords_stand_alone),
-    (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
+    (("task", "data.labels", "dpo", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
+    (("task", "lora", "train.expert_parallel", "train.parts"), _preferences_have_a_reference),
     (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
     (
         (

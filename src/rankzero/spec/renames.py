@@ -31,7 +31,7 @@ _ROWS = "rows are read as {messages}, {prompt, completion} or {text}: see rankze
 _NO_TENSOR_PARALLEL = (
     "not available: train.sharding divides the weights, train.context_parallel the rows; docs/scale.md has the sums"
 )
-_NO_PREFERENCES = "not available: answers are trained, no preferences (DPO and its kind), and not by rewards (GRPO)"
+_NO_PREFERENCES = "not available: of preferences there is task dpo, with dpo.beta; nothing is trained by rewards (GRPO)"
 _EVERY = "`epoch`, or a number of steps"
 _SHUFFLED = "not needed: rows are shuffled anew each epoch, from train.seed"
 

@@ -11,8 +11,6 @@ from rankzero.spec.names import default_run_name
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.yaml_tree import escape, plain_value
 
-ADAPTER_LEARNING_RATE = 2e-4
-FULL_LEARNING_RATE = 2e-5
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")  # YAML folds these where they stand unescaped
 _NOT_THE_RUN = {"name", "output_dir", "output_url", "resume", "tracking"}
 
@@ -29,7 +27,8 @@ def resolve(spec: RunSpec) -> RunSpec:
 def _with_learning_rate(spec: RunSpec) -> RunSpec:
     if spec.train.learning_rate != "auto":
         return spec
-    rate = FULL_LEARNING_RATE if spec.lora is None else ADAPTER_LEARNING_RATE
+    with_adapters, full = spec.task_section.rates
+    rate = full if spec.lora is None else with_adapters
     return spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": rate})})
 
 

@@ -194,6 +194,14 @@ class LoraSpec(Section):
     """Rank-stabilised scaling (rsLoRA)."""
 
 
+class DpoSpec(Section):
+    """Direct preference optimisation: the better answer of each row becomes likelier against the worse one."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """How closely the model is kept to its reference, itself without the adapters: an answer's reward is beta × log of
+    how much likelier it has become. The lower, the further it may go."""
+
+
 class TrainSpec(Section):
     """The optimisation. A step is an optimizer step."""
 
@@ -212,7 +220,7 @@ class TrainSpec(Section):
     micro_batch_tokens: Literal["auto"] | PositiveInt = "auto"
     """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
-    """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune."""
+    """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune; 1e-5 for task dpo."""
     lr_scheduler_type: LearningRateShape = "linear"
     """Shape after warm-up; linear and cosine fall towards zero, which the step after the last one would have."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0.03
@@ -325,11 +333,13 @@ class RunSpec(Section):
     name: Annotated[str, StringConstraints(pattern=RUN_NAME_PATTERN)] | None = None
     """Name of the run and of its directory. Absent: made from model, method and a hash of the spec."""
     task: Task = "sft"
-    """sft: fine-tune a language or vision-language model on its answers; classify: put texts into classes.
-    Neither trains preferences (DPO and its kind)."""
+    """sft: fine-tune a language or vision-language model on its answers; classify: put texts into classes; dpo: prefer
+    the chosen of two answers to the rejected one, with adapters."""
     model: ModelSpec
     data: DataSpec
     lora: LoraSpec | None = None
+    dpo: DpoSpec | None = None
+    """task dpo: absent, or `dpo: {}`, takes its defaults."""
     train: TrainSpec = TrainSpec()
     eval: EvalSpec = EvalSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -348,6 +358,11 @@ class RunSpec(Section):
     def task_section(self) -> TaskSection:
         """What its task needs of data and model."""
         return TASKS[self.task]
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row at most, in all its sequences."""
+        return self.data.max_length * self.task_section.sequences
 
     @property
     def own_code(self) -> ModelUse | None:

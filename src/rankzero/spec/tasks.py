@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Trains = Literal["answers", "label"]
-"""What a row teaches. answers: tokens of its text, those that the rules choose; label: the class of the whole row."""
+Trains = Literal["answers", "label", "preferences"]
+"""What a row teaches. answers: tokens of its text, those that the rules choose; label: the class of the whole row;
+preferences: which of two answers is the better one."""
 ModelUse = Literal["writes", "classifies"]
 """What the model does with a text, and so which head it has: one over the vocabulary, or one over classes."""
 Better = Literal["lower", "higher"]
@@ -36,6 +37,13 @@ class TaskSection:
     """Fields that other tasks read and that have no effect on it."""
     others: tuple[str, ...] = ()
     """Other commands that take its run."""
+    rates: tuple[float, float] = (2e-4, 2e-5)
+    """What `train.learning_rate: auto` is with adapters, and in a full fine-tune."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences of tokens a row becomes, none of which sees another."""
+        return 2 if self.trains == "preferences" else 1
 
     def next_commands(self, run: str, *, adapters: bool) -> tuple[str, str]:
         """What to do with the result that is in `run`: a command to copy, and what else takes it."""
@@ -64,6 +72,22 @@ TASKS: dict[str, TaskSection] = {
             *("data.chat_template_kwargs", "data.image_max_tokens"),
         ),
         others=("merge", "export"),
+    ),
+    "dpo": TaskSection(
+        trains="preferences",
+        uses="writes",
+        command='rankzero generate {run} "a question"',
+        result="writes text",
+        metrics={
+            "reward_accuracy": "higher",
+            "reward_margin": "higher",
+            "reward_chosen": "higher",
+            "reward_rejected": "lower",
+        },
+        fields=("dpo",),
+        unread=("data.assistant_only_loss", "data.image_max_tokens"),
+        others=("chat", "eval", "serve", "merge", "export"),
+        rates=(1e-5, 1e-6),
     ),
 }
 

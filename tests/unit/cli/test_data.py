@@ -117,14 +117,14 @@ class TestCheck:
             ),
         ],
     )
-    def test_preferences_that_no_run_trains_on_do_not_pass(
+    def test_preferences_are_told_that_they_are_for_task_dpo(
         self, cli: Cli, model: str, tmp_path: Path, row: bytes, column: str
     ) -> None:
         """With a model or without; and what the hint says is right."""
         path = write(tmp_path / "pairs.jsonl", row, GOOD)
         for words in ("", f" --model {model}"):
             done = cli(f"data check {path}{words}")
-            assert done.code == 65 and "no task trains on preferences" in done.err and column in done.err, done.err
+            assert done.code == 65 and "preferences are for task dpo" in done.err and column in done.err, done.err
             assert "ok:" not in done.out
         assert json.loads(cli(f"data check {path} --json").out)["passed"] is False
         assert cli(f"data stats {path}").code == 0

@@ -23,7 +23,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper, StepResult
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.engine.tasks import sft
 from rankzero.errors import ConfigError
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.load import meta_model
@@ -92,7 +92,7 @@ def step(model: Any, *, max_tokens: int = 1000, collator: Any = None, coefficien
     stepper = Stepper(
         SupervisedHead(model, model),
         Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu")),
-        weighted_cross_entropy,
+        sft.TASK,
         device=torch.device("cpu"),
         dtype=torch.float32,
         max_grad_norm=None,

@@ -15,7 +15,6 @@ from transformers import DistilBertConfig, GPT2Config, LlamaConfig, PretrainedCo
 from rankzero.data.batches.collators.text import MicroBatch, padded_places
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.simulation import LiveBytes, _pass_of, bytes_of_a_pass
-from rankzero.engine.tasks import classify, sft
 from rankzero.model.fitting import Need
 from rankzero.model.memory import pass_parts, state_parts
 from rankzero.spec.run_spec import RunSpec
@@ -81,12 +80,11 @@ def test_a_simulated_pass_takes_what_torch_allocates(case: str, tmp_path: Path) 
     family, settings, dtype, recomputing = CASES[case]
     spec, config = make_spec(**settings), CONFIGS[family]()
     config.use_cache = False
-    task = classify.TASK if spec.task == "classify" else sft.TASK
     need = need_of(spec, config, dtype, recomputing=recomputing)
-    simulated = bytes_of_a_pass(make_model(spec, config, dtype), need, task, dtype, seed=3)
+    simulated = bytes_of_a_pass(make_model(spec, config, dtype), need, spec, dtype)
     model = make_model(spec, config, dtype, empty=False)
     Masters({name: p for name, p in model.named_parameters() if p.requires_grad}, copies_in(model, dtype))
-    one_pass = _pass_of(model, need, task, dtype, 3, real_batch(spec))
+    one_pass = _pass_of(model, need, spec, dtype, real_batch(spec))
     one_pass()  # gradients are there, and what is made once
     real = allocated(one_pass, tmp_path / "trace.json")
     assert simulated == pytest.approx(real, rel=0.05), f"{simulated / real:.3f}"
@@ -128,5 +126,5 @@ def test_a_model_that_looks_at_values_is_not_simulated() -> None:
     )
     need = need_of(spec, config, BF16, recomputing=False)
     before = torch.get_rng_state()
-    assert bytes_of_a_pass(shape, need, sft.TASK, BF16, seed=3) == "the model looks at the values of its tensors"
+    assert bytes_of_a_pass(shape, need, spec, BF16) == "the model looks at the values of its tensors"
     assert torch.equal(torch.get_rng_state(), before)

@@ -22,7 +22,7 @@ from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.engine.tasks import sft
 from rankzero.errors import ExitCode, NonFiniteError
 from rankzero.model.dropout import Places
 from tests.support.runs import log, metrics, run_here, run_root, small_spec
@@ -39,6 +39,7 @@ class Rows:
         self.lengths = np.array([len(ids) for ids, _ in rows], np.int32)
         self.supervised = np.array([sum(weight > 0 for weight in weights[1:]) for _, weights in rows], np.int32)
         self.loss_weights = np.array([float(weights[1:].sum()) for _, weights in self._rows])
+        self.rejected_from = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -99,7 +100,7 @@ def stepper_of(model: Any) -> Stepper:
     return Stepper(
         SupervisedHead(model, model),
         Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu")),
-        weighted_cross_entropy,
+        sft.TASK,
         device=torch.device("cpu"),
         dtype=torch.float32,
         max_grad_norm=None,

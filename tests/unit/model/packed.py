@@ -97,6 +97,7 @@ class Rows:
 
     def __init__(self, lengths: tuple[int, ...] = LENGTHS, *, seed: int = 0) -> None:
         drawn = np.random.default_rng(seed)
+        self.rejected_from: Any = None
         self.ids = [drawn.integers(3, 90, length + 1).astype(np.int32) for length in lengths]
 
     def row(self, i: int) -> tuple[Any, Any]:

@@ -145,6 +145,7 @@ class Data(Rows):
         self.lengths = np.array([len(ids) for ids in self.ids], np.int32)
         self.supervised = self.lengths // 2
         self.loss_weights = self.supervised.astype(np.float64)
+        self.rejected_from = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -12,7 +12,7 @@ import torch
 from rankzero.data.batches.ahead import Ahead
 from rankzero.data.batches.collators.text import Collator, MicroBatch
 from rankzero.data.batches.plan import by_length, divide_among_ranks, micro_batches, packed_batches
-from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.joined import Rows, longest_sequences, sizes_in_passes
 from rankzero.data.cache.stream.rows import RowStream
 from rankzero.data.order import Indices, permutation
 
@@ -111,6 +111,8 @@ class Batches:
         self._max_tokens, self._pass_cost = max_tokens * slices, pass_cost
         self._same_passes = same_passes
         self._borders: Sequence[int] = ()
+        self._sizes = sizes_in_passes(dataset, packed=collator.packed)
+        self._longest = longest_sequences(dataset)
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
         self._ahead: Ahead[_Pass, MicroBatch] = Ahead(lambda asked: self.collate(*asked), same=_same_pass)
@@ -130,7 +132,7 @@ class Batches:
         return self._divide(np.arange(len(self.dataset), dtype=np.int64))
 
     def half_of_the_largest(self, work: Work) -> int | None:
-        sizes = [self.dataset.lengths[rows] for rows in work.passes if len(rows) > 1]
+        sizes = [self._sizes[rows] for rows in work.passes if len(rows) > 1]
         if not sizes:
             return None
         largest = max(int(size.sum() if self._collator.packed else size.max() * len(size)) for size in sizes)
@@ -147,7 +149,7 @@ class Batches:
         return max(len(self._passes(share)) for share in self._shares(rows))
 
     def _shares(self, rows: Indices) -> list[Indices]:
-        return divide_among_ranks(rows, self.dataset.lengths, self._groups)
+        return divide_among_ranks(rows, self._sizes, self._groups)
 
     def _divide(self, rows: Indices) -> Work:
         lengths = self.dataset.lengths
@@ -163,12 +165,12 @@ class Batches:
         )
 
     def _passes(self, share: Indices) -> list[Indices]:
-        return [rows for part in by_length(share, self.dataset.lengths, self._borders) for rows in self._cut(part)]
+        return [rows for part in by_length(share, self._longest, self._borders) for rows in self._cut(part)]
 
     def _cut(self, share: Indices) -> list[Indices]:
         if self._collator.packed:
-            return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
-        return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
+            return packed_batches(share, self._sizes, max_tokens=self._max_tokens)
+        return micro_batches(share, self._sizes, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
 
     def collated(
         self, passes: list[Indices], device: torch.device, then: Callable[[], list[Indices]] = list

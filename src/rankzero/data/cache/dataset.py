@@ -24,6 +24,7 @@ from rankzero.data.cache.selection import components
 from rankzero.data.images.embedded import kept_images
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, read_manifest
+from rankzero.spec.tasks import Trains
 
 Int32 = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
@@ -43,6 +44,15 @@ SCHEMA = pa.schema(
         "images": pa.list_(pa.struct(dict.fromkeys(ImageFile._fields, pa.string()))),  # in their order
     }
 )
+
+PREFERENCES = SCHEMA.append(pa.field("rejected_from", pa.int32()))
+"""Of rows with two sequences: where the second begins, that with the worse answer. Apart, so that what was tokenised
+before there were any is still of use."""
+
+
+def schema_of(trains: Trains) -> Any:
+    """How rows lie on disk that teach this."""
+    return PREFERENCES if trains == "preferences" else SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +167,14 @@ class TokenizedDataset:
         return self._chosen(np.concatenate([part.lengths for part in self._parts]))
 
     @cached_property
+    def rejected_from(self) -> Int32 | None:
+        """Of preferences: where in each row the sequence with its worse answer begins. None where rows are one sequence
+        each."""
+        if not all(part.are_preferences for part in self._parts):
+            return None
+        return self._chosen(np.concatenate([part.column("rejected_from") for part in self._parts]))
+
+    @cached_property
     def supervised(self) -> Int32:
         """Trained tokens of each row. The first token of a row is never one, so this is the number of its losses."""
         return self._chosen(np.concatenate([part.column("supervised") for part in self._parts]))
@@ -266,8 +284,9 @@ class _Part:
 
     def __init__(self, path: Path) -> None:
         reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
-        if reader.schema != SCHEMA:
+        if reader.schema not in (SCHEMA, PREFERENCES):
             raise StorageError("the tokenised data has another layout", where=str(path), hint=f"delete {path.parent}")
+        self.are_preferences = reader.schema == PREFERENCES
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         self._batches = [batch for batch in batches if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])

@@ -56,6 +56,8 @@ class Block:
     """Equal for rows of equal tokens, of which the same are trained, with equal labels and images."""
     labels: list[str | None]
     images: list[tuple[ImageFile, ...]]
+    rejected_from: Int32 | None = None
+    """Of preferences: where in each row its second sequence begins."""
 
     @property
     def nbytes(self) -> int:
@@ -147,6 +149,7 @@ def _fill(
     digests: list[int] = []
     labels: list[str | None] = []
     images: list[tuple[ImageFile, ...]] = []
+    rejected_from: list[int] = []
     for row, conversation in zip(rows, conversations, strict=True):
         if row.dropped:
             result.dropped[row.dropped] += 1
@@ -176,7 +179,10 @@ def _fill(
         tie_counts.append(len(row_ties))
         labels.append(row.label)
         images.append(files)
+        if row.rejected_from:
+            rejected_from.append(row.rejected_from)
         counted = f" {row.weights}" if row.weights else ""
+        counted += f" rejected from {row.rejected_from}" if row.rejected_from else ""
         digests.append(digest64(f"{row_ranges} {row.label!r} {held}{counted}", row_ids.tobytes()))
     if result.problems:
         return
@@ -195,6 +201,7 @@ def _fill(
         digests=np.array(digests, dtype=np.int64),
         labels=labels,
         images=images,
+        rejected_from=np.array(rejected_from, dtype=np.int32) if rejected_from else None,
     )
 
 

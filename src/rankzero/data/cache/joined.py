@@ -23,11 +23,36 @@ class Rows(Protocol):
     @property
     def loss_weights(self) -> npt.NDArray[np.float64]: ...
     @property
+    def rejected_from(self) -> Int32 | None: ...
+    @property
     def label_names(self) -> RowLabels: ...
     def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]: ...
     def weights(self, i: int) -> npt.NDArray[np.float32] | None: ...
     def images(self, i: int) -> tuple[str, ...]: ...
     def where(self, i: int) -> str: ...
+
+
+def sequences(dataset: Rows, row: int) -> list[tuple[Int32, npt.NDArray[np.bool_]]]:
+    """The sequences of a row, none of which sees another: token ids, and which of them are trained. Of a preference
+    that with the better answer, then that with the worse."""
+    ids, trained = dataset.row(row)
+    if dataset.rejected_from is None:
+        return [(ids, trained)]
+    at = int(dataset.rejected_from[row])
+    return [(ids[:at], trained[:at]), (ids[at:], trained[at:])]
+
+
+def longest_sequences(dataset: Rows) -> Int32:
+    """Tokens of the longest sequence of each row."""
+    begins = dataset.rejected_from
+    return dataset.lengths if begins is None else np.maximum(begins, dataset.lengths - begins)
+
+
+def sizes_in_passes(dataset: Rows, *, packed: bool) -> Int32:
+    """Of each row: so many tokens a pass of it alone has. Where sequences are padded to the longest, a pass of several
+    rows has the largest of these, times their number."""
+    begins = dataset.rejected_from
+    return dataset.lengths if packed or begins is None else 2 * longest_sequences(dataset)
 
 
 class JoinedRows:
@@ -51,6 +76,12 @@ class JoinedRows:
     @cached_property
     def loss_weights(self) -> npt.NDArray[np.float64]:
         return self._joined("loss_weights")
+
+    @cached_property
+    def rejected_from(self) -> Int32 | None:
+        found = [(dataset.rejected_from, rows) for dataset, rows in self._parts]
+        begins = [begins[rows] for begins, rows in found if begins is not None]
+        return np.concatenate(begins) if begins else None
 
     @cached_property
     def label_names(self) -> RowLabels:

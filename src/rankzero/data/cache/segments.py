@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankzero.data.cache.dataset import SCHEMA, DatasetStats
+from rankzero.data.cache.dataset import SCHEMA, DatasetStats, schema_of
 from rankzero.data.cache.encode import Block, EncodedChunk
 from rankzero.data.cache.pictures import ImageFile
 from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, fsync_path, stage_name, write_json
+from rankzero.spec.tasks import Trains
 
 SEGMENT_CHUNKS = 8
 """32 MiB of input: what a killed process loses at most, and the smallest piece that shards share."""
@@ -91,8 +92,8 @@ class Tally:
 class Segments:
     """The segments of one data set in the making. Several processes may write to the same directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, trains: Trains = "answers") -> None:
+        self.directory, self._trains = directory, trains
 
     def has(self, number: int) -> bool:
         """Whether this one is whole."""
@@ -105,7 +106,7 @@ class Segments:
     def write(self, number: int) -> SegmentWriter:
         """Begin one."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        return SegmentWriter(self._rows(number), self._tally(number))
+        return SegmentWriter(self._rows(number), self._tally(number), self._trains)
 
     def tally(self, count: int) -> Tally:
         """The sum over all segments."""
@@ -158,14 +159,14 @@ class SegmentWriter:
     """One segment: rows go to a temporary file, which gets its name in `finish` and vanishes otherwise. It is locked
     meanwhile, so that others see that it is no dead process's."""
 
-    def __init__(self, rows: Path, tally: Path) -> None:
+    def __init__(self, rows: Path, tally: Path, trains: Trains) -> None:
         self._rows, self._tally_file = rows, tally
         self._staged = rows.with_name(stage_name(rows.name))
         self._lock = os.open(self._staged, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         with suppress(OSError):  # a volume without locks
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file = pa.OSFile(str(self._staged), "wb")
-        self._writer = pa.ipc.new_file(self._file, SCHEMA)
+        self._writer = pa.ipc.new_file(self._file, schema_of(trains))
         self.tally = Tally()
 
     def __enter__(self) -> SegmentWriter:
@@ -217,7 +218,9 @@ def record_batch(block: Block, source: int) -> Any:
         _labels(block.labels),
         _images(block.images),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    if block.rejected_from is None:
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays([*columns, _column(block.rejected_from)], schema=schema_of("preferences"))
 
 
 # `pa.array` imports pandas to know whether it was given something of it: most of a second of each process that writes

@@ -88,7 +88,7 @@ def prepare(
                 try:
                     _make(directory, job, Shard(), worker_count(job.work, workers), progress)
                 except DataError:
-                    _segments(directory).forget()  # mended data is other data
+                    _segments(directory, job).forget()  # mended data is other data
                     raise
                 return _made(directory, job.paths)
     progress(job.size)
@@ -219,7 +219,7 @@ def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progr
     Whoever else makes the same may be faster, and then has forgotten the segments: nothing that fails for want of them
     is an error. Raises DataError with every bad row of the shard once all of it has been looked at.
     """
-    segments = _segments(directory)
+    segments = _segments(directory, job)
     before = _identity(directory)
 
     def is_made() -> bool:
@@ -270,8 +270,8 @@ def _identity(directory: Path) -> int | None:
         return None
 
 
-def _segments(directory: Path) -> Segments:
-    return Segments(directory.with_name(directory.name + PARTIAL_SUFFIX))
+def _segments(directory: Path, job: Job) -> Segments:
+    return Segments(directory.with_name(directory.name + PARTIAL_SUFFIX), job.rules.trains)
 
 
 def _tokenise(

@@ -12,7 +12,7 @@ from rankzero.data.inspect.duplicates import Duplicates, Place
 from rankzero.data.inspect.statistics import Counts
 from rankzero.data.rows.chunks import DAMAGE
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
+from rankzero.data.rows.formats.judged import LEARN_CHOSEN, PREFERENCES
 from rankzero.data.rows.problems import LocatedProblem, ProblemLog, RowProblem
 from rankzero.errors import DataError, Problem, UsageError
 from rankzero.wording import counted
@@ -143,7 +143,7 @@ def untrainable(counts: Counts, files: Sequence[str]) -> tuple[Problem, ...]:
         reasons = ", ".join(f"{rows:,} × {name}" for name, rows in counts.tokens.dropped.most_common())
         return (Problem(f"no example has a trained token: all are dropped ({reasons})", hint="raise the length limit"),)
     if counts.tokens is None and counts.preferences:  # with a model each of them is a bad row
-        what = f"{counted(counts.preferences, 'row')} with a chosen and a rejected answer: {UNTRAINED}"
+        what = f"{counted(counts.preferences, 'row')} with a chosen and a rejected answer: {PREFERENCES}"
         return (Problem(what, ", ".join(files), LEARN_CHOSEN),)
     return ()
 

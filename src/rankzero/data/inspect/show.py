@@ -123,7 +123,12 @@ def rows_to_show(
         rendered = renderer.render(read, job.image_root(file))
         if isinstance(rendered, RowProblem):
             raise _error(path, [rendered])
-        yield _shown(f"{path}:{number}", next(encoder.encode([rendered])), rules, parts, backend)
+        row, where = next(encoder.encode([rendered])), f"{path}:{number}"
+        if row.rejected_from:
+            for one, answer in zip(row.sequences, ("chosen", "rejected"), strict=True):
+                yield _shown(f"{where} {answer}", one, rules, parts, backend)
+        else:
+            yield _shown(where, row, rules, parts, backend)
         found += 1
         if line is None and found == count:
             return

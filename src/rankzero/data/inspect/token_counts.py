@@ -66,7 +66,7 @@ class TokenCounter:
     def _add(self, counts: TokenCounts, row: Row) -> bool:
         """Count it. Returns whether it is trained."""
         counts.examples += 1
-        counts.lengths[len(row.ids)] += 1
+        counts.lengths[max(len(one.ids) for one in row.sequences)] += 1
         dropped, tokens, supervised = fate(row, self._rules)
         if dropped:
             counts.dropped[dropped] += 1
@@ -88,6 +88,14 @@ class TokenCounter:
 def fate(row: Row, rules: TokenRules) -> tuple[str, int, int]:
     """Of a row that was cut late or not at all: why the rules drop it, or how many tokens they leave, and how many of
     those are trained."""
+    fates = [_fate(one, rules) for one in row.sequences]
+    dropped = next((why for why, *_ in fates if why), "")
+    if dropped:
+        return dropped, 0, 0
+    return "", sum(tokens for _, tokens, _ in fates), sum(supervised for *_, supervised in fates)
+
+
+def _fate(row: Row, rules: TokenRules) -> tuple[str, int, int]:
     if row.dropped in ("nothing_to_train", "empty_text"):
         return row.dropped, 0, 0
     too_long = row.truncated or len(row.ids) > rules.max_length

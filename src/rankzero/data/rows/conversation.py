@@ -108,6 +108,20 @@ class Conversation:
     an image in common. None: the row is in no group."""
     rejected: tuple[Message, ...] = ()
     """Preference rows: the worse answer; `messages` ends with the better one."""
+    preferred: int = 0
+    """Of how many of the last messages the better answer is."""
+
+    @property
+    def with_rejected(self) -> Conversation:
+        """What was asked, with the worse answer."""
+        asked = self.messages[: len(self.messages) - self.preferred]
+        return replace(self, messages=(*asked, *self.rejected), rejected=(), preferred=0)
+
+    @property
+    def with_chosen(self) -> Conversation:
+        """What was asked, with the better answer."""
+        return replace(self, rejected=(), preferred=0)
+
     verbatim: bool = False
     """Raw text with its special tokens in it: nothing is put around it."""
     label: str | int | None = None

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from rankzero.data.rows.conversation import ANSWERING, Conversation
-from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
+from rankzero.data.rows.formats.judged import LEARN_CHOSEN, PREFERENCES
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import TrainingTemplate, plain_template, training_template
 from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_ids
@@ -86,8 +86,22 @@ class Renderer:
         """The same as the template prints it: with one placeholder for each image."""
         if self._rules.trains == "label":
             return _render_labelled(conversation)
-        if other := _other_task(conversation):
-            return other
+        if self._rules.trains == "preferences":
+            return self._pair(conversation, image_root)
+        return _other_task(conversation) or self._answers(conversation, image_root)
+
+    def _pair(self, conversation: Conversation, image_root: str) -> Rendered | RowProblem:
+        """The row with the better answer, and beside it that with the worse one."""
+        if problem := _no_preference(conversation):
+            return problem
+        chosen, rejected = (
+            self._answers(row, image_root) for row in (conversation.with_chosen, conversation.with_rejected)
+        )
+        if isinstance(chosen, RowProblem):
+            return chosen
+        return rejected if isinstance(rejected, RowProblem) else replace(chosen, rejected=rejected)
+
+    def _answers(self, conversation: Conversation, image_root: str) -> Rendered | RowProblem:
         pictures = self._pictured(conversation, image_root)
         if isinstance(pictures, RowProblem):
             return pictures
@@ -232,12 +246,27 @@ def _lost(line: int, error: WordsLostError) -> RowProblem:
 def _other_task(conversation: Conversation) -> RowProblem | None:
     """Why a row that is well-formed is nothing for fine-tuning on text."""
     if conversation.rejected:
-        what = f"the row has a chosen and a rejected answer: {UNTRAINED}"
-        return RowProblem(conversation.line, UNTRAINED, what, LEARN_CHOSEN)
+        what = f"the row has a chosen and a rejected answer: {PREFERENCES}"
+        return RowProblem(conversation.line, PREFERENCES, what, LEARN_CHOSEN)
     if conversation.label is not None:
         what = "the row is a text with a label: labels are for task classify"
         hint = "to train on the text alone, say so: data.train: [{path: …, format: text}]"
         return RowProblem(conversation.line, "labels are for task classify", what, hint)
+    return None
+
+
+def _no_preference(conversation: Conversation) -> RowProblem | None:
+    """Why a row that is well-formed is nothing to learn a preference from."""
+    line = conversation.line
+    if not conversation.rejected:
+        hint = 'write rows as {"prompt": "…", "chosen": "…", "rejected": "…"}, or set task: sft'
+        return RowProblem(line, "no rejected answer", "the row has one answer: task dpo prefers one to another", hint)
+    if conversation.images:
+        what = f"the row has {len(conversation.images)} image(s), and task dpo trains on text alone"
+        return RowProblem(line, "images in a preference", what, "remove the row, or its images")
+    if any(turn.weight != 1 and turn.train is not False for turn in (*conversation.messages, *conversation.rejected)):
+        hint = "leave the weights out; a turn that does not count has weight 0"
+        return RowProblem(line, "weights in a preference", "the row's turns have weights: an answer counts whole", hint)
     return None
 
 

@@ -37,7 +37,8 @@ class Rendered:
     `raw` rows get the tokenizer's own special tokens around them (a BOS, mostly), as the model saw in pre-training;
     rows from a template bring theirs. `add_eos`: nothing in the text says where the model is to stop. `unopened`: what
     the template opens an answer with in use, but leaves out of the row (an empty thought, mostly). `label`: the class
-    of the text, whose tokens are then only read. `pictures`: the row's images in the order of the text, and
+    of the text, whose tokens are then only read. `rejected`: the same row with its worse answer, where it has two.
+    `pictures`: the row's images in the order of the text, and
     `picture_spans` where they stand in it.
     `notes`: what was done to the row by a rule, each the same for all rows to which it was done.
     """
@@ -52,6 +53,7 @@ class Rendered:
     picture_spans: tuple[Span, ...] = ()
     weights: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    rejected: Rendered | None = None
 
 
 class RewrittenError(Exception):

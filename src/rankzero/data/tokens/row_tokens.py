@@ -49,6 +49,19 @@ class Row:
     """The tokens up to and with the last image."""
     weights: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    rejected_from: int = 0
+    """Of a preference: where among the tokens the row with its worse answer begins. 0: there is none."""
+
+    @property
+    def sequences(self) -> tuple[Row, ...]:
+        """The row; of a preference the one with the better answer and the one with the worse."""
+        at = self.rejected_from
+        if not at:
+            return (self,)
+        chosen = [(start, end) for start, end in self.ranges if end <= at]
+        rejected = [(start - at, end - at) for start, end in self.ranges if start >= at]
+        alone = replace(self, rejected_from=0)
+        return replace(alone, ids=self.ids[:at], ranges=chosen), replace(alone, ids=self.ids[at:], ranges=rejected)
 
     @property
     def supervised(self) -> int:
@@ -57,7 +70,10 @@ class Row:
 
     @property
     def loss_weight(self) -> float:
-        """The sum of what its losses are multiplied by, each weight as float32 holds it."""
+        """The sum of what its losses are multiplied by, each weight as float32 holds it; 1 of a preference, which has
+        one loss."""
+        if self.rejected_from:
+            return 1.0
         if not self.weights:
             return float(self.supervised)
         weighted = zip(self.ranges, np.array(self.weights, dtype=np.float32).tolist(), strict=True)
@@ -83,7 +99,14 @@ class Encoder:
         self._surroundings = surroundings(self._backend)
 
     def encode(self, rows: Sequence[Rendered]) -> Iterator[Row]:
-        """The rows in order, some hundred kilobytes of text at a time."""
+        """The rows in order."""
+        encoded = self._each([one for row in rows for one in (row, row.rejected) if one is not None])
+        for row in rows:
+            first = next(encoded)
+            yield first if row.rejected is None else _preference(first, next(encoded))
+
+    def _each(self, rows: Sequence[Rendered]) -> Iterator[Row]:
+        """Some hundred kilobytes of text at a time."""
         for batch in _batches(rows):
             cut = [row.text[: self._longest_text] for row in batch]
             encodings = self._backend.encode_batch(cut, add_special_tokens=False)
@@ -171,6 +194,21 @@ class Encoder:
         long = not whole or len(text) > room
         dropped = "over_length" if long and self._drop_long else ""
         return Row(ids, [], long, dropped, label=label, notes=notes)
+
+
+def _preference(chosen: Row, rejected: Row) -> Row:
+    """Both as one row, which is dropped where one of them is."""
+    at = len(chosen.ids)
+    return Row(
+        chosen.ids + rejected.ids,
+        [*chosen.ranges, *((start + at, end + at) for start, end in rejected.ranges)],
+        truncated=chosen.truncated or rejected.truncated,
+        dropped=chosen.dropped or rejected.dropped,
+        straddles=chosen.straddles or rejected.straddles,
+        unopened=chosen.unopened or rejected.unopened,
+        notes=tuple(dict.fromkeys((*chosen.notes, *rejected.notes))),
+        rejected_from=at,
+    )
 
 
 def _with_ranges(row: Row, ranges: Sequence[_Weighted]) -> Row:

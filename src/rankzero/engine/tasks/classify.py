@@ -50,11 +50,14 @@ class Classification:
     def collator(self, inputs: Inputs, *, padding_free: bool, always_image: bool) -> Collator:
         return LabelledText(inputs.labels or (), pad_id=inputs.pad_token_id)
 
-    def head(self, parallel: Parallel, *, offload_activations: bool) -> Head:
-        return ClassHead(parallel.model, offload_activations=offload_activations)
+    def head(self, parallel: Parallel, spec: RunSpec) -> Head:
+        return ClassHead(parallel.model, offload_activations=spec.train.activation_offloading)
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         return weighted_cross_entropy(logits_NV, batch)
+
+    def step_meter(self, device: torch.device) -> Meter | None:
+        return None
 
     def meter(self, labels: tuple[str, ...] | None, device: torch.device) -> Meter:
         return Confusion(len(labels or ()), device)

@@ -45,7 +45,7 @@ class Task(Protocol):
         """How the rows of a pass become tensors. `always_image`: every pass runs the vision tower, see PicturedText."""
         ...
 
-    def head(self, parallel: Parallel, *, offload_activations: bool) -> Head:
+    def head(self, parallel: Parallel, spec: RunSpec) -> Head:
         """What gives the logits of a pass's targets."""
         ...
 
@@ -55,6 +55,11 @@ class Task(Protocol):
 
         May be called for some of a pass's targets at a time, with a batch that has no others.
         """
+        ...
+
+    def step_meter(self, device: torch.device) -> Meter | None:
+        """What is measured of each step besides its loss, a new one for each; None: nothing. Its names get `train_`
+        before them."""
         ...
 
     def meter(self, labels: tuple[str, ...] | None, device: torch.device) -> Meter:

@@ -41,23 +41,36 @@ class SupervisedFineTuning:
         if inputs.vision is not None:
             threads = torch.get_num_threads()  # this process's share of the cores
             return PicturedText(inputs.vision, always_image=always_image, workers=threads)
-        return PackedText() if padding_free else PaddedText()
+        return text_collator(padding_free=padding_free)
 
-    def head(self, parallel: Parallel, *, offload_activations: bool) -> Head:
-        return SupervisedHead(
-            parallel.model,
-            parallel.module,
-            offload_activations=offload_activations,
-            in_parts=True,
-            called_once=not sharding_section(parallel.name).head_stays,
-            together=parallel.same_passes,
-        )
+    def head(self, parallel: Parallel, spec: RunSpec) -> Head:
+        return head_over_vocabulary(parallel, spec)
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         return weighted_cross_entropy(logits_NV, batch)
 
+    def step_meter(self, device: torch.device) -> Meter | None:
+        return None
+
     def meter(self, labels: tuple[str, ...] | None, device: torch.device) -> Meter:
         return Perplexity()
+
+
+def text_collator(*, padding_free: bool) -> Collator:
+    """Of rows without images."""
+    return PackedText() if padding_free else PaddedText()
+
+
+def head_over_vocabulary(parallel: Parallel, spec: RunSpec) -> SupervisedHead:
+    """Of a model that writes text."""
+    return SupervisedHead(
+        parallel.model,
+        parallel.module,
+        offload_activations=spec.train.activation_offloading,
+        in_parts=True,
+        called_once=not sharding_section(parallel.name).head_stays,
+        together=parallel.same_passes,
+    )
 
 
 TASK: Task = SupervisedFineTuning()

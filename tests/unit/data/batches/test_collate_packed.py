@@ -18,6 +18,8 @@ CPU = torch.device("cpu")
 class Rows:
     """A data set of these lengths; the ids tell row and place, and about half of the tokens are trained."""
 
+    rejected_from = None
+
     def __init__(self, lengths: list[int]) -> None:
         self._lengths = lengths
 

@@ -19,6 +19,7 @@ class Even:
         self.lengths = np.full(n, 3, dtype=np.int32)
         self.supervised = np.full(n, 1, dtype=np.int32)
         self.loss_weights = np.ones(n)
+        self.rejected_from = None
 
     def __len__(self) -> int:
         return len(self.lengths)

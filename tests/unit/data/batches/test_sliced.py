@@ -29,6 +29,7 @@ class Rows:
         ]
         self.supervised = np.array([self.row(i)[1][1:].sum() for i in range(len(lengths))], np.int32)
         self.loss_weights = np.ones(len(lengths))
+        self.rejected_from = None
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -263,8 +263,8 @@ def test_an_unneeded_list_of_tools_costs_nothing() -> None:
     ("row", "reason"),
     [
         (ROWS["messages"][2], "needs a vision model"),
-        (ROWS["preference"][0], "no task trains on preferences"),
-        (ROWS["preference"][1], "no task trains on preferences"),
+        (ROWS["preference"][0], "preferences are for task dpo"),
+        (ROWS["preference"][1], "preferences are for task dpo"),
         (ROWS["classification"][0], "labels are for task classify"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batches.collators.text import MicroBatch, target_weights, to_device
+from rankzero.data.batches.collators.text import MicroBatch, answers_of, in_sequences, target_weights, to_device
 from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
 
@@ -25,15 +25,18 @@ class PackedText:
     packed = True
 
     def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
-        tokens = [dataset.row(int(row)) for row in rows]
+        tokens, row_of, begins = in_sequences(dataset, rows)
         batch = _end_to_end(
-            rows,
+            row_of,
             [ids[:-1] for ids, _ in tokens],
             predicts=np.concatenate([mask[1:] for _, mask in tokens]),
             targets=np.concatenate([ids[1:][mask[1:]] for ids, mask in tokens]),
             device=device,
+            begins=begins,
         )
-        return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
+        masks = [mask for _, mask in tokens]
+        weights_N, answer_N = target_weights(dataset, rows, masks, device), answers_of(dataset, masks, device)
+        return replace(batch, rows=rows, weights_N=weights_N, answer_N=answer_N)
 
     def idle(self, device: torch.device) -> MicroBatch:
         """One row of two tokens that predicts nothing."""
@@ -50,7 +53,9 @@ def _end_to_end(
     predicts: npt.NDArray[np.bool_],
     targets: npt.NDArray[np.integer],
     device: torch.device,
+    begins: Indices | None = None,
 ) -> MicroBatch:
+    """`rows`: that of each sequence. `begins`: where in its row each begins; None: all at 0."""
     lengths = [len(row) for row in ids]
     positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
     borders = to_device(np.cumsum([0, *lengths], dtype=np.int32), device)
@@ -58,6 +63,7 @@ def _end_to_end(
     input_ids = np.concatenate(ids).astype(np.int64)
     row_of = np.repeat(rows if len(rows) else np.zeros(1, np.int64), lengths)
     position_ids = to_device(positions[None], device)
+    in_rows = position_ids if begins is None else to_device((positions + np.repeat(begins, lengths))[None], device)
     return MicroBatch(
         rows=rows,
         inputs={
@@ -73,6 +79,6 @@ def _end_to_end(
         predicts_N=to_device(np.flatnonzero(predicts), device),
         computed=input_ids.size if len(rows) else 0,
         row_of_BT=to_device(row_of[None], device),
-        position_BT=position_ids,
+        position_BT=in_rows,
         own_BT=to_device(np.full((1, input_ids.size), len(rows) > 0), device),
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.joined import Rows, sequences
 from rankzero.data.cache.labels import label_codes
 from rankzero.data.order import Indices
 
@@ -43,6 +43,16 @@ class MicroBatch:
     """What each target's loss is multiplied by; None where all count in full."""
     predicts_N: torch.Tensor | None = None
     """`predicts_BT` as places in the pass, row after row: a device that selects by these need not be waited for."""
+    answer_N: torch.Tensor | None = None
+    """Of preferences: the answer that each target is of, 2p for the better one of the pass's p-th row, 2p + 1 for the
+    worse. None where rows are no preferences."""
+
+    @property
+    def losses(self) -> float | torch.Tensor:
+        """What its losses are multiplied by, summed up: their number where all count in full."""
+        if self.answer_N is not None:
+            return len(self.rows)
+        return len(self.targets_N) if self.weights_N is None else self.weights_N.sum()
 
 
 class Collator(Protocol):
@@ -58,16 +68,20 @@ class Collator(Protocol):
         ...
 
 
-def padded_places(rows: Indices, lengths: Sequence[int], input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`row_of_BT`, `position_BT` and `own_BT` where each row is one of `input_ids`, shape (B, T), and begins with as
-    many tokens of its own as `lengths` says; an idle pass has row 0 and no lengths."""
+def padded_places(
+    rows: Indices, lengths: Sequence[int], input_ids: torch.Tensor, begins: Indices | None = None
+) -> dict[str, torch.Tensor]:
+    """`row_of_BT`, `position_BT` and `own_BT` where each sequence is one of `input_ids`, shape (B, T), and begins with
+    as many tokens of its own as `lengths` says; an idle pass has row 0 and no lengths. `begins`: where in their rows
+    sequences begin; None: all at 0."""
     device = input_ids.device
     numbers = rows if len(rows) else np.zeros(len(input_ids), np.int64)
     positions = np.arange(input_ids.shape[1], dtype=np.int64)[None]
+    in_rows = positions if begins is None else positions + begins[:, None]
     own = np.array(lengths if len(rows) else [0] * len(input_ids))
     return {
         "row_of_BT": to_device(numbers[:, None], device),
-        "position_BT": to_device(positions, device),
+        "position_BT": to_device(in_rows, device),
         "own_BT": to_device(positions < own[:, None], device),
     }
 
@@ -91,6 +105,29 @@ def pad_right(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
         predicts_BT[i, : len(ids) - 1] = mask[1:]
         targets.append(ids[1:][mask[1:]])
     return Padded(input_ids_BT, predicts_BT, np.concatenate(targets).astype(np.int64))
+
+
+_Trained = npt.NDArray[np.bool_]
+
+
+def in_sequences(
+    dataset: Rows, rows: Indices
+) -> tuple[list[tuple[npt.NDArray[np.int32], _Trained]], Indices, Indices | None]:
+    """The sequences of these rows, one after the other; the row of each; and where in its row each begins, None where
+    rows are one sequence each."""
+    found = [sequences(dataset, int(row)) for row in rows]
+    if dataset.rejected_from is None:
+        return [one for (one,) in found], rows, None
+    begins = np.stack([np.zeros(len(rows), np.int64), dataset.rejected_from[rows].astype(np.int64)], axis=1)
+    return [one for both in found for one in both], np.repeat(rows, 2), begins.reshape(-1)
+
+
+def answers_of(dataset: Rows, masks: Sequence[_Trained], device: torch.device) -> torch.Tensor | None:
+    """`MicroBatch.answer_N` of sequences of which these tokens are trained."""
+    if dataset.rejected_from is None:
+        return None
+    counts = [int(mask[1:].sum()) for mask in masks]
+    return to_device(np.repeat(np.arange(len(masks), dtype=np.int64), counts), device)
 
 
 def target_weights(
@@ -118,7 +155,7 @@ class PaddedText:
     packed = False
 
     def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
-        tokens = [dataset.row(int(row)) for row in rows]
+        tokens, row_of, begins = in_sequences(dataset, rows)
         padded = pad_right(tokens)
         input_ids = to_device(padded.input_ids_BT, device)
         return MicroBatch(
@@ -129,7 +166,8 @@ class PaddedText:
             predicts_N=to_device(np.flatnonzero(padded.predicts_BT), device),
             computed=padded.input_ids_BT.size,
             weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device),
-            **padded_places(rows, [len(ids) - 1 for ids, _ in tokens], input_ids),
+            answer_N=answers_of(dataset, [mask for _, mask in tokens], device),
+            **padded_places(row_of, [len(ids) - 1 for ids, _ in tokens], input_ids, begins),
         )
 
     def idle(self, device: torch.device) -> MicroBatch:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankzero.data.cache.dataset import SCHEMA
+from rankzero.data.cache.dataset import schema_of
 from rankzero.data.cache.encode import EncodedChunk, Task, chunk_encoder
 from rankzero.data.cache.segments import Tally, record_batch
 from rankzero.data.cache.stream.order import Cursor, Draw, epoch_order
@@ -199,7 +199,7 @@ class WindowWriter:
         with storage_errors(self._staged):
             self._staged.mkdir()
             self._file = pa.OSFile(str(self._staged / PART), "wb")
-            self._writer = pa.ipc.new_file(self._file, SCHEMA)
+            self._writer = pa.ipc.new_file(self._file, schema_of(stream.rules.trains))
 
     def __enter__(self) -> WindowWriter:
         return self

@@ -8,9 +8,14 @@ from rankzero.data.rows.problems import RowProblem
 _WORSE = ("rejected_response", "rejected_messages", "rejected_images")
 _WANTED = ("label", "kto_tag")
 
-UNTRAINED = "no task trains on preferences"
-"""Why rows of better and worse answers are refused."""
-LEARN_CHOSEN = "to fine-tune on the chosen ones: columns {completion: chosen}, or {messages: chosen} without a prompt"
+UNTRAINED = "no task trains on single judged answers"
+"""Why rows of single answers, wanted or not, are refused."""
+PREFERENCES = "preferences are for task dpo"
+"""Why rows of better and worse answers are refused by other tasks."""
+LEARN_CHOSEN = (
+    "set task: dpo; to fine-tune on the chosen ones alone: columns {completion: chosen}, or {messages: chosen} without "
+    "a prompt"
+)
 
 JUDGED: Keys = frozenset({*_WANTED, *_WORSE})
 """Keys that may say so."""
@@ -26,5 +31,6 @@ def judged(row: Row, line: int) -> RowProblem | None:
     worse = next((key for key in _WORSE if row.get(key)), None)
     if worse is None:
         return None
-    what = f"`{worse}` is an answer that is not wanted: {UNTRAINED}"
-    return RowProblem(line, UNTRAINED, what, f"to fine-tune on the answers, remove `{worse}`")
+    what = f"`{worse}` is an answer that is not wanted, beside one that is"
+    hint = f"to fine-tune on the answers, remove `{worse}`; for task dpo, name the two chosen and rejected"
+    return RowProblem(line, "an answer that is not wanted", what, hint)

@@ -1,4 +1,4 @@
-"""Rows with a `chosen` and a `rejected` answer: strings, or chat turns. Read and checked; SFT does not train them."""
+"""Rows with a `chosen` and a `rejected` answer: strings, or chat turns. Task dpo trains on them; others refuse them."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
         completion_only=True,
         id=read_id(row),
         rejected=(Message("completion", rejected),),
+        preferred=1,
     )
 
 
@@ -99,7 +100,7 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
         worse, problems, more_rules = with_calls_read(worse, whole.tools, line)
         rules = tuple(dict.fromkeys((*rules, *more_rules)))
     problems = problems or answers_without_calls((*whole.messages, *worse), line)
-    return problems or with_rules(replace(whole, rejected=worse), rules)
+    return problems or with_rules(replace(whole, rejected=worse, preferred=len(better) - shared), rules)
 
 
 def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
@@ -146,7 +147,7 @@ def to_row(conversation: Conversation) -> Written:
         pair = {"chosen": turns[-1].content, "rejected": conversation.rejected[0].content}
         return {**asked, **pair, **beside(conversation)}, ()
     rows, images = turn_rows(turns, conversation)
-    at = next((i for i, turn in enumerate(turns) if turn.train is not False), 0)
+    at = len(turns) - conversation.preferred
     worse = [turn_row(turn, turn.content) for turn in conversation.rejected]
     before = {"prompt": as_prompt(rows[:at])} if at else {}
     return {**before, "chosen": rows[at:], "rejected": worse, **images, **beside(conversation)}, ()

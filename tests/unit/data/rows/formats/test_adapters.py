@@ -213,7 +213,10 @@ class TestPreference:
             ),
             (ROWS["preference"][1] | {"prompt": "another"}, ["two prompts"]),
             (ROWS["preference"][1] | {"messages": [{"role": "user", "content": "q"}]}, ["ambiguous row"]),
-            ({"prompt": "p", "completion": "c", "label": True}, ["no task trains on preferences"]),
+            (
+                {"prompt": "p", "completion": "c", "label": True},
+                ["no task trains on single judged answers"],
+            ),
         ],
     )
     def test_problems(self, row: Any, found: list[str]) -> None:

@@ -247,13 +247,13 @@ class TestJudgedAnswers:
     @pytest.mark.parametrize("judged", [{"label": False}, {"label": True}, {"kto_tag": False}, {"label": "false"}])
     def test_rows_for_kto_are_not_trained_as_chats(self, row: dict[str, Any], judged: dict[str, Any]) -> None:
         (problem,) = bad({**row, **judged})
-        assert problem.reason == "no task trains on preferences"
+        assert problem.reason == "no task trains on single judged answers"
         assert "is true, without the key" in problem.hint
 
     @pytest.mark.parametrize("key", ["rejected_response", "rejected_messages"])
     def test_rows_for_dpo_are_not_trained_as_chats(self, key: str) -> None:
         (problem,) = bad({**self.CHAT, key: "worse"})
-        assert problem.reason == "no task trains on preferences"
+        assert problem.reason == "an answer that is not wanted"
         assert good({**self.CHAT, key: None})
 
     def test_other_labels_are_unread_keys(self, tmp_path: Path) -> None:
