@@ -40,6 +40,7 @@ OTHER_TASKS: dict[str, dict[str, Any]] = {
     "vision": {},
     "moe": {},
     "moe in 4 bits": {"model__quantization": "nf4"},
+    "dpo with a head of its own": {"lora__modules_to_save": ["lm_head"], "train__gradient_checkpointing": True},
 }
 IN_BFLOAT16: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("llama", {"lora": None}),
@@ -115,9 +116,7 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
                     dropout=0.1,
                     rows=25,
                     train__num_train_epochs=1,
-                    train__gradient_checkpointing=task == "vision",
-                    train__sharding=layout,
-                    **changes,
+                    **{"train__gradient_checkpointing": task == "vision", **changes, "train__sharding": layout},
                 )
         for method in METHODS:
             run_here(specs[method, "one"])
@@ -135,7 +134,14 @@ def test_the_curve_is_the_same_in_every_layout(method: str, runs: dict[tuple[str
     for other in others:
         for found, wanted in zip(other, first, strict=True):
             assert found["tokens"] == wanted["tokens"] and found.keys() == wanted.keys()
-            for name in found.keys() & {"loss", "grad_norm", "eval_loss", "accuracy"}:
+            for name in found.keys() & {
+                "loss",
+                "grad_norm",
+                "eval_loss",
+                "accuracy",
+                "reward_margin",
+                "train_reward_margin",
+            }:
                 assert found[name] == pytest.approx(wanted[name], rel=LOSS_TOLERANCE), f"{name}, step {found['step']}"
 
 

@@ -55,7 +55,15 @@ def test_the_curve_is_that_of_replicas(
 
 
 @pytest.mark.parametrize(
-    ("task", "sharding"), [("nf4", "zero2"), ("vision", "zero3"), ("moe", "zero3"), ("classify", "zero3")]
+    ("task", "sharding"),
+    [
+        ("nf4", "zero2"),
+        ("vision", "zero3"),
+        ("moe", "zero3"),
+        ("classify", "zero3"),
+        ("dpo", "zero2"),
+        ("dpo", "zero3"),
+    ],
 )
 def test_the_same_for_other_tasks_and_methods(task: str, sharding: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"dropout": 0.1, "rows": 17, "train__max_steps": 6}

@@ -58,6 +58,19 @@ def test_routers_losses_are_of_the_whole_batch_all_the_same(tmp_path: Path) -> N
         assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], rel=1e-4), name
 
 
+def test_what_is_measured_of_a_step_is_measured_once(tmp_path: Path) -> None:
+    """Rewards of passes that were made again do not count twice."""
+    changes = {"rows": 16, "train__max_steps": 4, "train__micro_batch_tokens": 512}
+    whole, cut = (task_spec("dpo", tmp_path / name, **changes) for name in ("whole", "cut"))
+    assert run_forked(whole, 1).codes == [0]
+    ended = run_forked(cut, 2, Ordeal(out_of_memory_above=250))
+    assert ended.codes == [0, 0], ended.said
+    found, wanted = metrics(cut), metrics(whole)
+    assert any(row.get("out_of_memory") for row in found)
+    for name in ("loss", "train_reward_accuracy", "train_reward_margin", "train_reward_chosen"):
+        assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], rel=1e-4, abs=1e-6), name
+
+
 @pytest.mark.parametrize("together", [{"train__sharding": "fsdp"}, {"train__context_parallel": 2}])
 def test_where_passes_are_collectives_the_next_start_has_smaller_ones(
     together: dict[str, Any], tmp_path: Path, tiny: Path, losses: list[float]

@@ -27,7 +27,7 @@ class PreferenceHead:
 
     def __init__(self, answers: SupervisedHead, parallel: Parallel, *, beta: float) -> None:
         self._answers, self._beta = answers, beta
-        self._model = parallel.model
+        self._module = parallel.module
         self._layers = adapted_layers(parallel.module)
 
     def logits(self, batch: MicroBatch) -> torch.Tensor:
@@ -56,13 +56,13 @@ class PreferenceHead:
 
     def _reference(self, batch: MicroBatch) -> torch.Tensor:
         """Log probabilities of the pass's answers without adapters and dropout."""
-        trains = self._model.training
-        self._model.eval()
+        trains = self._module.training  # of what is around it, DeepSpeed's engine say, this need not be so
+        self._module.eval()
         try:
             with torch.no_grad(), base_alone(self._layers):
                 return log_probs(self._answers.predict(batch), batch)
         finally:
-            self._model.train(trains)
+            self._module.train(trains)
             torch.clear_autocast_cache()
 
 
