@@ -280,7 +280,7 @@ def shown(wanted: Wanted, *, line: int | None, rows: int) -> list[ShownRow]:
 
 def _with_images(rules: TokenRules, wanted: Wanted, tokenizer: Any) -> TokenRules:
     """Rules that know how images stand in the text, where the model that is meant sees any."""
-    if wanted.tokenizer is None or rules.trains != "answers":
+    if wanted.tokenizer is None or rules.trains == "label":
         return rules
     vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
     return replace(rules, vision=vision)

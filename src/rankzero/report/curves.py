@@ -24,6 +24,10 @@ _FAR = 10
 _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Loss", (("loss", "train"), ("eval_loss", "eval"))),
     ("Accuracy and macro F1", (("accuracy", "accuracy"), ("macro_f1", "macro F1"))),
+    ("Reward accuracy", (("train_reward_accuracy", "train"), ("reward_accuracy", "eval"))),
+    ("Reward margin", (("train_reward_margin", "train"), ("reward_margin", "eval"))),
+    ("Rewards, train", (("train_reward_chosen", "chosen"), ("train_reward_rejected", "rejected"))),
+    ("Rewards, eval", (("reward_chosen", "chosen"), ("reward_rejected", "rejected"))),
     ("Learning rate", (("learning_rate", ""),)),
     ("Gradient norm", (("grad_norm", ""),)),
     ("Tokens a second", (("tokens_per_second", ""),)),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rankzero.spec.run_spec import TrackingSpec
+from rankzero.spec.tasks import MEASURES
 
 
 class Tracker(Protocol):
@@ -34,6 +35,11 @@ class TrackedRun:
 
     name: str
     events: Path
+
+
+def plotted_as(name: str) -> str:
+    """`eval/eval_loss`, `train/loss`: what a number of metrics.jsonl is called in trackers."""
+    return f"eval/{name}" if name in MEASURES else f"train/{name.removeprefix('train_')}"
 
 
 def open_trackers(tracking: TrackingSpec, run: TrackedRun, step: int) -> list[Tracker]:

@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.tasks import MEASURES
 
 Kind = Literal["metrics", "samples", "saves", "system"]
 Row = dict[str, Any]
@@ -64,11 +63,6 @@ class Server(Protocol):
     def end(self, ended: Ending | None) -> None:
         """How the last start ended (None: it runs, or was killed), with the result where there is one. Repeatable."""
         ...
-
-
-def plotted_as(name: str) -> str:
-    """`eval/eval_loss`, `train/loss`: what a number of metrics.jsonl is called in trackers."""
-    return f"{'eval' if name in MEASURES else 'train'}/{name}"
 
 
 def numbers(row: Row) -> dict[str, float]:

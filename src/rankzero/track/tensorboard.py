@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rankzero.spec.tasks import MEASURES
-from rankzero.track.protocol import TrackedRun
+from rankzero.track.protocol import TrackedRun, plotted_as
 
 
 class TensorBoard:
@@ -43,7 +42,7 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = [
-            Summary.Value(tag=f"{'eval' if name in MEASURES else 'train'}/{name}", simple_value=value)
+            Summary.Value(tag=plotted_as(name), simple_value=value)
             for name, value in values.items()
             if name not in {"time", "epoch"}
         ]

@@ -21,7 +21,8 @@ from rankzero.errors import ConfigError, Problem, ServiceError
 from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
-from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of, plotted_as
+from rankzero.track.protocol import plotted_as
+from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of
 
 WANTS_SYSTEM = True
 PROJECT = "rankzero"

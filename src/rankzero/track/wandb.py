@@ -22,7 +22,8 @@ from rankzero.redaction import Redactor, without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
-from rankzero.track.server import Kind, Row, RunFacts, numbers, plotted_as, shown
+from rankzero.track.protocol import plotted_as
+from rankzero.track.server import Kind, Row, RunFacts, numbers, shown
 from rankzero.track.spool import Spool
 
 PROJECT = "rankzero"

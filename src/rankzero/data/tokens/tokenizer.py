@@ -77,7 +77,7 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
         )
     variables = template_variables(tokenizer)
     eos_id = tokenizer.eos_token_id if "eos_token" in variables else None
-    if eos_id is None and trains == "answers":
+    if eos_id is None and trains != "label":
         raise ConfigError(
             "the tokenizer has no end-of-sequence token, so a model could not learn where to stop",
             where="model.tokenizer_dir",
