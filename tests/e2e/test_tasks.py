@@ -185,3 +185,42 @@ def plainly_loaded(spec: RunSpec, *, adapter: bool = True) -> Any:
     )
     model = AutoModelForCausalLM.from_pretrained(spec.model.name, quantization_config=config, dtype=torch.float32)
     return (PeftModel.from_pretrained(model, run_root(spec) / "final") if adapter else model).eval()
+
+
+def test_of_two_answers_the_preferred_one_is_given(tmp_path: Path, cli: Any) -> None:
+    """A model that has learnt both alike, then which of them is wanted, of things that it was not asked about then."""
+    asked = [f"Which colour is the {thing}?" for thing in THINGS]
+    colours = ("red", "blue")
+    known = [{"messages": [turn(q), turn(f"It is {one}.", by="assistant")]} for q in asked for one in colours]
+    taught = small_spec(
+        *(tmp_path / "taught", save("smollm2", tmp_path / "model")),
+        lora=None,
+        data__train=str(write_jsonl(tmp_path / "known.jsonl", known)),
+        eval_rows=0,
+        train={"max_steps": 40, "global_batch_size": 20, "learning_rate": 3e-3},
+    )
+    run_here(taught)
+    told = {}
+    for wanted in colours:
+        other = colours[1 - colours.index(wanted)]
+        pairs = [{"prompt": [turn(q)], "chosen": f"It is {wanted}.", "rejected": f"It is {other}."} for q in asked]
+        spec = small_spec(
+            *(tmp_path / wanted, run_root(taught) / "final"),
+            task="dpo",
+            data__train=str(write_jsonl(tmp_path / f"{wanted}.jsonl", pairs[:6])),
+            data__eval=str(write_jsonl(tmp_path / f"{wanted}-eval.jsonl", pairs[6:])),
+            lora={"r": 4},
+            train={"max_steps": 12, "global_batch_size": 6, "learning_rate": 3e-3},
+            eval={"on_start": True, "every": 12},
+        )
+        report = run_here(spec)
+        first = metrics(spec)[0]
+        assert first["step"] == 0 and first["eval_loss"] == pytest.approx(0.6931, abs=1e-4)
+        assert report["reward_accuracy"] == 1 and report["reward_margin"] > 0.3 and report["eval_loss"] < 0.6
+        done = cli(f"generate {run_root(spec)} '{asked[8]}' --max-new-tokens 8 --json")
+        told[wanted] = json.loads(done.out)[0]["reply"]
+    assert told == {colour: f"It is {colour}." for colour in colours}
+
+
+def turn(text: str, *, by: str = "user") -> dict[str, str]:
+    return {"role": by, "content": text}

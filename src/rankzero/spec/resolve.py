@@ -21,6 +21,8 @@ def resolve(spec: RunSpec) -> RunSpec:
     if spec.name is not None:
         return spec
     method = "full" if spec.lora is None else "dora" if spec.lora.use_dora else "lora"
+    if spec.task_section.trains == "preferences":
+        method = f"{spec.task}-{method}"
     return spec.model_copy(update={"name": default_run_name(spec.model.name, method, spec_hash(spec))})
 
 
