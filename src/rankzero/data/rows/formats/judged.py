@@ -19,8 +19,8 @@ UNTRAINED = "no task trains on single judged answers"
 PREFERENCES = "preferences are for task dpo"
 """Why rows of better and worse answers are refused by other tasks."""
 LEARN_CHOSEN = (
-    "set task: dpo; to fine-tune on the chosen ones alone: columns {completion: chosen}, or {messages: chosen} without "
-    "a prompt"
+    "set task: dpo in run.yaml; to fine-tune on the chosen ones alone: columns {completion: chosen}, or {messages: "
+    "chosen} without a prompt"
 )
 
 JUDGED: Keys = frozenset({*_WANTED, *UNWANTED, "rejected_images"})
