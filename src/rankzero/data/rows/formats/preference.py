@@ -200,8 +200,10 @@ def _settles(row: Row, marks: Keys) -> bool:
     """Whether the turns in `messages` are what was asked, and both answers follow: an answer begins with none of it."""
     if marks != KEYS | {"messages"}:
         return False
-    chosen = [row["chosen"]] if isinstance(row["chosen"], dict) else row["chosen"]
-    first = chosen[0] if isinstance(chosen, list) and chosen else None
+    chosen = row["chosen"]
+    if isinstance(chosen, str):
+        return True
+    first = chosen[0] if isinstance(chosen, list) and chosen else chosen
     return isinstance(first, dict) and role_of(first.get("role", first.get("from"))) == "assistant"
 
 

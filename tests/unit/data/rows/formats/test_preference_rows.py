@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,10 +53,10 @@ class TestQuestionsBesideThem:
         assert (name, rules) == ("preference", (CONTEXT_BELOW,)) and turns(conversation)[0] == ("user", "q\nc")
 
     @pytest.mark.parametrize("turns_key", ["messages", "conversation", "conversations"])
-    @pytest.mark.parametrize("single", [True, False])
-    def test_turns_before_them(self, turns_key: str, single: bool) -> None:
-        """As Axolotl and LLaMA-Factory have them, the answers as single turns or as lists of one."""
-        pair = {key: bot(text) if single else [bot(text)] for key, text in PAIR.items()}
+    @pytest.mark.parametrize("form", [bot, lambda text: [bot(text)], str])
+    def test_turns_before_them(self, turns_key: str, form: Callable[[str], Any]) -> None:
+        """As Axolotl and LLaMA-Factory have them, the answers as single turns, as lists of one, or as texts."""
+        pair = {key: form(text) for key, text in PAIR.items()}
         conversation = good({turns_key: [user("p"), bot("y"), user("q")], **pair})
         assert turns(conversation) == [("user", "p"), ("assistant", "y"), ("user", "q"), ("assistant", "a")]
         assert [turn.train for turn in conversation.messages] == [False, False, False, None]
