@@ -7,6 +7,7 @@ says: what is saved is what was measured.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from rankzero.data.cache.joined import sequences
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs as RunInputs
@@ -116,6 +118,9 @@ def learned(finished: Finished) -> None:
     assert [row["step"] for row in curve(finished)] == list(range(report["steps"] + 1)), "0 is before training"
     if finished.spec.task == "classify":
         assert report["accuracy"] > 0.8 and report["macro_f1"] > 0.8
+    if finished.spec.task == "dpo":
+        assert report["reward_accuracy"] == 1 and report["reward_margin"] > 0.5
+        assert curve(finished)[0]["eval_loss"] == pytest.approx(math.log(2), rel=1e-3), "before it prefers anything"
 
 
 def curve(finished: Finished) -> list[dict[str, Any]]:
@@ -137,9 +142,13 @@ def has_the_loss_it_says(finished: Finished, inputs: RunInputs, model: Any) -> N
     """By the libraries alone, the evaluation loss is that of the report's best step."""
     total, count = 0.0, 0
     with torch.no_grad():
-        for logits_NV, targets_N in eval_rows(finished, inputs, model):
-            loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="sum")
-            total, count = total + float(loss), count + len(targets_N)
+        if finished.spec.task == "dpo":
+            losses = pair_losses(finished, inputs, model)
+            total, count = sum(losses), len(losses)
+        else:
+            for logits_NV, targets_N in eval_rows(finished, inputs, model):
+                loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="sum")
+                total, count = total + float(loss), count + len(targets_N)
     said = curve(finished)[finished.report["best_step"]]["eval_loss"]
     assert total / count == pytest.approx(said, rel=1e-3)
 
@@ -178,6 +187,28 @@ def eval_rows(finished: Finished, inputs: RunInputs, model: Any) -> Iterator[tup
         logits_TV = model(input_ids=ids_1T, **pixels(finished, inputs.eval.images(number), ids_1T)).logits[0]
         trained = torch.tensor(mask, dtype=torch.bool)[1:]
         yield logits_TV[:-1][trained], ids_1T[0, 1:][trained]
+
+
+def pair_losses(finished: Finished, inputs: RunInputs, model: Any) -> list[float]:
+    """DPO's loss of each pair, with the model as peft turns its adapters off for the reference."""
+    assert inputs.eval is not None and finished.spec.dpo is not None
+    losses = []
+    for number in range(len(inputs.eval)):
+        gained = []
+        for ids, mask in sequences(inputs.eval, number):
+            ids_1T, trained = torch.tensor(ids, dtype=torch.long)[None], torch.tensor(mask, dtype=torch.bool)[1:]
+            tuned = log_prob(model, ids_1T, trained)
+            with model.disable_adapter():
+                gained.append(tuned - log_prob(model, ids_1T, trained))
+        margin = torch.tensor(finished.spec.dpo.beta * (gained[0] - gained[1]))
+        losses.append(-float(torch.nn.functional.logsigmoid(margin)))
+    return losses
+
+
+def log_prob(model: Any, ids_1T: torch.Tensor, trained: torch.Tensor) -> float:
+    """Of the trained tokens of a sequence, summed up."""
+    logits_TV = model(input_ids=ids_1T).logits[0, :-1].float().log_softmax(-1)
+    return float(logits_TV.gather(1, ids_1T[0, 1:, None])[trained].sum())
 
 
 def pixels(finished: Finished, images: tuple[str, ...], ids_1T: torch.Tensor) -> dict[str, Any]:

@@ -116,6 +116,22 @@ def alpaca_variables(root: Path, cli: Cli) -> Inputs:
     return Inputs(("data.eval.fraction=0.2",), env)
 
 
+def pair_files(root: Path, cli: Cli) -> Inputs:
+    """Pairs with the columns of UltraFeedback: the better answer is there once more, to be learnt."""
+    wrong = {"capital": "It is Cusco.", "spider": "Six, I think.", "prime": "Nine."}
+    worse = {FACTS[topic]: answer for topic, answer in wrong.items()}
+    rows: list[dict[str, Any]] = []
+    for i, (asked, told) in enumerate(questions(52)):
+        chosen, rejected = (
+            [{"role": "user", "content": asked}, {"role": "assistant", "content": text}] for text in (told, worse[told])
+        )
+        scores = {"score_chosen": 8.0, "score_rejected": 4.5}
+        row = {"prompt": asked, "prompt_id": str(i), "chosen": chosen, "rejected": rejected}
+        rows.append({**row, "messages": chosen, **scores})
+    train, held_out = write_jsonl(root / "pairs.jsonl", rows[:40]), write_jsonl(root / "held-out.jsonl", rows[40:])
+    return Inputs(env={"TRAIN_DATA": str(train), "EVAL_DATA": str(held_out)})
+
+
 def fire_files(root: Path, cli: Cli) -> Inputs:
     """Seed 3: raw trajectories and drawn images through `rankzero data fire`."""
     names = [f"coco/train2017/{i:012d}.jpg" for i in range(12)]
@@ -231,6 +247,7 @@ CASES = {
     "lora-jsonl": Case("qwen2", chat_files),
     "llama-pytorchjob": Case("llama", llama_files),
     "qwen3-8b-alpaca-2gpu": Case("qwen3", alpaca_variables, settings=dict.fromkeys(BY_VARIABLE, "")),
+    "dpo": Case("qwen3", pair_files),
     "qwen3-vl-32b-fire-4gpu": Case("qwen3_vl", fire_files, nproc=2),
     "qwen3-vl-32b-volcano-4gpu": Case("qwen3_vl", volcano_files, nproc=2),
     "distilbert-sst2": Case("distilbert", sst2_files, settings=FROM_NOTHING),

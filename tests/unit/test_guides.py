@@ -26,6 +26,7 @@ GUIDES = (
     "scale.md",
     "dev.md",
     "getting-started.md",
+    "preferences.md",
 )
 TROUBLE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 SEEDS_ENTRIES = (

@@ -30,6 +30,7 @@ RECIPES = {
     "lora-jsonl": "shared-fs-4x1",
     "llama-pytorchjob": "pytorchjob-2x1",
     "qwen3-8b-alpaca-2gpu": "rook-ceph-1x2",
+    "dpo": "rook-ceph-1x2",
     "qwen3-vl-32b-fire-4gpu": "rook-ceph-1x4",
     "qwen3-vl-32b-volcano-4gpu": "rook-ceph-1x4",
     "distilbert-sst2": "nebius-2x1",

@@ -23,15 +23,31 @@ _NF4_IS_FIXED = (
     "not needed: model.quantization: nf4 is 4-bit NormalFloat, double quantisation, computing in model.dtype"
 )
 _PARTS = "a list of what is trained: language, experts, router, projector, vision_tower; what is not named is frozen"
-_TASKS = "sft or classify: seq_cls and text-classification are classify, causal_lm and text-generation are sft"
+_TASKS = (
+    "sft, classify or dpo: seq_cls and text-classification are classify, causal_lm and text-generation are sft, "
+    "preferences are dpo"
+)
 _PIXELS = "it counts tokens, not pixels: Qwen-VL has one for 28 × 28 or 32 × 32 of them"
 _ROUTER = "list router to train it; it is frozen otherwise"
 _INVERTED = "with the opposite value: false there is true here"
-_ROWS = "rows are read as {messages}, {prompt, completion} or {text}: see rankzero data check"
+_ROWS = (
+    "rows are read as {messages}, {prompt, completion}, {prompt, chosen, rejected} or {text}: see rankzero data check"
+)
 _NO_TENSOR_PARALLEL = (
     "not available: train.sharding divides the weights, train.context_parallel the rows; docs/scale.md has the sums"
 )
-_NO_PREFERENCES = "not available: of preferences there is task dpo, with dpo.beta; nothing is trained by rewards (GRPO)"
+_PREFERENCES = "dpo is what there is of preferences"
+_NO_REWARDS = "not available: answers and preferences are trained (task sft, dpo), nothing by rewards (PPO, GRPO)"
+_NO_JUDGED = "not available: preferences are trained in pairs (task dpo), single judged answers (KTO) are not"
+_SIGMOID = (
+    "not available: the loss of task dpo is the paper's, -log sigmoid of the difference of the rewards; no other, and "
+    "none added to it"
+)
+_OF_PREFERENCES = "of preferences the loss is that of task dpo alone: orpo, simpo, cpo and ipo have others"
+_REFERENCE = "not needed: the reference of task dpo is the model of model.name itself, without its adapters"
+_REFERENCE_STAYS = "not available: the reference of task dpo is the model without its adapters from first step to last"
+_COMPUTED_ALONG = "not needed: adapters are off for a pass ahead of the one that trains, and no second model is loaded"
+_EACH_SEQUENCE = "of each sequence, which is the prompt with one answer; there is no other limit"
 _EVERY = "`epoch`, or a number of steps"
 _SHUFFLED = "not needed: rows are shuffled anew each epoch, from train.seed"
 
@@ -40,6 +56,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("name", "", "run_name run_id experiment_name job_name wandb_run_name"),
     ("output_dir", "", "output out out_dir output_path save_dir checkpoint_output_dir"),
     ("task", "", "stage train_stage"),
+    ("task", _PREFERENCES, "rlhf_type rl rlhf"),
     ("task", _TASKS, "task_type task_name problem_type seq_cls sequence_classification causal_lm"),
     (
         "model.name",
@@ -100,10 +117,15 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "max_seq_length max_seq_len max_sequence_length sequence_len sequence_length seq_len seq_length cutoff_len "
         "max_len model_max_length block_size context_length",
     ),
+    (
+        "data.max_length",
+        _EACH_SEQUENCE,
+        "max_prompt_length max_completion_length max_target_length max_response_length",
+    ),
     ("data.streaming", "", "stream iterable lazy streaming_mode"),
     ("data.shuffle_buffer_size", "", "buffer_size shuffle_buffer shuffle_window shuffle_block_size"),
     ("data.streaming_cache_gb", "in GB", "streaming_cache cache_limit stream_cache_gb"),
-    ("data.over_length", "", "truncation truncation_strategy excess_length_strategy overflow"),
+    ("data.over_length", "", "truncation truncation_strategy truncation_mode excess_length_strategy overflow"),
     ("data.assistant_only_loss", "", "completion_only_loss mask_prompt train_on_responses_only"),
     ("data.assistant_only_loss", _INVERTED, "train_on_inputs train_on_input train_on_prompt"),
     ("data.train_on", "all_turns or last_turn", "mask_history"),
@@ -119,6 +141,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("lora.r", "", "lora_r lora_rank rank"),
     ("lora.alpha", "", "lora_alpha"),
     ("lora.dropout", "", "lora_dropout"),
+    ("lora.dropout", "0 unless it is set; the reference of task dpo never has any", "disable_dropout"),
     (
         "lora.target_modules",
         "",
@@ -129,6 +152,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("lora.trainable_token_indices", "", "trainable_tokens lora_trainable_tokens"),
     ("lora.use_dora", "", "peft_use_dora dora"),
     ("lora.use_rslora", "", "peft_use_rslora rslora"),
+    ("dpo.beta", "", "dpo_beta pref_beta rl_beta reference_policy_kl_penalty ref_policy_kl_penalty"),
     ("train.num_train_epochs", "", "num_epochs epochs epoch n_epochs max_epochs"),
     ("train.max_steps", "", "max_train_steps train_steps training_steps max_steps_per_epoch max_iters num_steps"),
     (
@@ -267,9 +291,24 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "",
-        _NO_PREFERENCES,
-        "rlhf_type rl rlhf dpo dpo_beta pref_beta pref_loss pref_ftx reward_model reward_funcs num_generations",
+        _SIGMOID,
+        "loss_type pref_loss dpo_loss_type dpo_loss loss_weights label_smoothing dpo_label_smoothing rpo_alpha "
+        "pref_ftx pref_bco_weight ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting dpo_use_weighting "
+        "dpo_norm_loss sft_loss_weight preference_loss_weight sft_average_log_probs preference_average_log_probs "
+        "orpo_alpha cpo_alpha simpo_gamma",
     ),
+    (
+        "",
+        _REFERENCE,
+        "ref_model reference_model ref_model_name ref_model_name_or_path ref_model_path ref_model_type "
+        "ref_model_revision ref_model_init_kwargs ref_model_quantization_bit ref_model_adapters ref_adapter "
+        "ref_adapters ref_adapter_name ref_checkpointer model_adapter_name rl_adapter_ref_model force_use_ref_model",
+    ),
+    ("", _REFERENCE_STAYS, "reference_free sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
+    ("", _COMPUTED_ALONG, "precompute_ref_log_probs precompute_ref_batch_size"),
+    ("", _NO_JUDGED, "desirable_weight undesirable_weight kto_desirable_weight kto_undesirable_weight"),
+    ("", _NO_JUDGED, "kto_chosen_weight kto_rejected_weight"),
+    ("", _NO_REWARDS, "reward_model reward_model_adapters reward_funcs reward_weights num_generations"),
     ("", "not available", "neftune_noise_alpha loraplus_lr_ratio push_to_hub"),
 )
 
@@ -292,6 +331,14 @@ _VALUES: tuple[tuple[str, str], ...] = (
     ("constant", "constant_with_warmup"),
     ("classify", "seq_cls sequence_classification text_classification classification"),
     ("sft", "causal_lm text_generation finetune fine_tune"),
+    ("dpo", "rlhf rl preference preferences preference_tuning preference_optimization direct_preference_optimization"),
+)
+
+_NOT_HERE: tuple[tuple[str, str, str], ...] = (
+    # the value here that is nearest, why it is another, names elsewhere; a field without the value is not concerned
+    ("dpo", _OF_PREFERENCES, "orpo simpo cpo ipo"),
+    ("dpo", _NO_JUDGED, "kto bco"),
+    ("dpo", _NO_REWARDS, "grpo ppo gspo dapo rloo gkd rm reward reward_model reward_modeling"),
 )
 
 
@@ -316,4 +363,6 @@ def normalised(key: str) -> str:
 
 VALUES: dict[str, str] = {name: here for here, names in _VALUES for name in names.split()}
 """What a value is called here, by its `normalised` names elsewhere."""
+NOT_HERE: dict[str, tuple[str, str]] = {name: (near, why) for near, why, names in _NOT_HERE for name in names.split()}
+"""Values of other tools that are none here: by their `normalised` names the nearest that is, and what to know."""
 RENAMES: dict[str, Rename] = {name: Rename(field, note) for field, note, names in _TABLE for name in names.split()}

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from rankzero.redaction import looks_secret
 from rankzero.spec.fields import Option, field_at, field_options, in_words, keys_of, options_at, step
-from rankzero.spec.renames import VALUES, Rename, normalised
+from rankzero.spec.renames import NOT_HERE, VALUES, Rename, normalised
 from rankzero.spec.unknown_keys import guess
 from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted
 
@@ -151,6 +151,9 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
     if any(looks_secret(str(key)) for key in path):  # someone may have written the secret itself here
         return Finding(path, f"must be {words}; what stands there is not shown", _about(model, path))
     choices = [str(c) for option in options if get_origin(option.kind) is Literal for c in get_args(option.kind)]
+    near, why = NOT_HERE.get(normalised(value), ("", "")) if isinstance(value, str) else ("", "")
+    if near in choices:
+        return Finding(path, f"must be {words}, but is {_shown(value)}", why)
     meant = _meant(value, choices)
     if meant is not None:
         return Finding(path, f"must be {words}, but is {_shown(value)}", f"did you mean {meant}?")

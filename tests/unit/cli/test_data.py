@@ -117,19 +117,32 @@ class TestCheck:
             ),
         ],
     )
-    def test_preferences_are_told_that_they_are_for_task_dpo(
+    def test_pairs_are_sound_and_for_task_dpo(
         self, cli: Cli, model: str, tmp_path: Path, row: bytes, column: str
     ) -> None:
-        """With a model or without; and what the hint says is right."""
-        path = write(tmp_path / "pairs.jsonl", row, GOOD)
-        for words in ("", f" --model {model}"):
-            done = cli(f"data check {path}{words}")
-            assert done.code == 65 and "preferences are for task dpo" in done.err and column in done.err, done.err
-            assert "ok:" not in done.out
+        """What the hints say is right."""
+        path = write(tmp_path / "pairs.jsonl", row)
+        done = cli(f"data check {path}")
+        assert done.code == 0 and "pairs        1 of a chosen and a rejected answer, for task dpo" in done.out, done.err
+        assert "ok: every row can be read as a pair" in done.out and "run.yaml with task: dpo" in done.out
+        done = cli(f"data check {path} --model {model}")
+        assert done.code == 65 and "preferences are for task dpo" in done.err and column in done.err, done.err
+        assert "set task: dpo" in done.err and "ok:" not in done.out
+        assert cli(f"data check {path} --columns {column}=chosen --model {model}").code == 0
+        spec = tmp_path / "run.yaml"
+        spec.write_text(f"model: {{name: {model}}}\ndata: {{train: pairs.jsonl}}\nlora: {{}}\n")
+        assert cli(f"data check {spec}").code == 65
+        done = cli(f"data check {spec} task=dpo")
+        assert done.code == 0 and "ok: training takes it as it is" in done.out, done.err
+        assert "tokens an example, of pairs with the longer answer" in done.out
+
+    def test_no_task_trains_on_pairs_and_on_single_answers(self, cli: Cli, tmp_path: Path) -> None:
+        path = write(tmp_path / "both.jsonl", b'{"prompt": "2+2", "chosen": "4", "rejected": "5"}', GOOD)
+        done = cli(f"data check {path}")
+        assert done.code == 65 and "1 example with a chosen and a rejected answer, 1 example without" in done.err
+        assert "ok:" not in done.out and "keep them in files of their own" in done.err
         assert json.loads(cli(f"data check {path} --json").out)["passed"] is False
         assert cli(f"data stats {path}").code == 0
-        only = write(tmp_path / "only.jsonl", row)
-        assert cli(f"data check {only} --columns {column}=chosen --model {model}").code == 0
 
     def test_good_files(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

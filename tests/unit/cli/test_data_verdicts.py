@@ -24,6 +24,7 @@ _LONG_ANSWER = json.dumps(user_assistant("Ping", "pong " * 600)).encode()
         ([GOOD, b"{oops"], None),
         ([], None),
         ([_PREFERENCE], None),
+        ([_PREFERENCE, GOOD], None),
         ([_PREFERENCE, b"{oops"], None),
         ([b'{"text": "a film", "label": -1}'], None),
         ([_LONG_PROMPT], 16),
@@ -32,7 +33,8 @@ _LONG_ANSWER = json.dumps(user_assistant("Ping", "pong " * 600)).encode()
         ([_LONG_ANSWER, b"{oops"], 1024),
     ],
     ids=[
-        "good", "bad", "empty", "preferences", "preferences, bad", "left out", "untrained", "untrained, bad",
+        "good", "bad", "empty", "preferences", "preferences, others",
+        "preferences, bad", "left out", "untrained", "untrained, bad",
         "beyond the context", "beyond the context, bad",
     ],
 )  # fmt: skip

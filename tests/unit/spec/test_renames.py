@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from rankzero.errors import ConfigError
 from rankzero.spec import cluster_load
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import all_fields
-from rankzero.spec.renames import _TABLE, RENAMES, normalised
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.renames import _TABLE, NOT_HERE, RENAMES, VALUES, normalised
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import TASKS
 from rankzero.spec.unknown_keys import guess
 
 FIELDS = set(all_fields(RunSpec))
@@ -27,6 +30,32 @@ def test_targets_exist(name: str, rename: object) -> None:
 def test_no_name_is_in_the_table_twice() -> None:
     names = [name for _, _, names in _TABLE for name in names.split()]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("rlhf", "did you mean dpo?"),
+        ("preference", "did you mean dpo?"),
+        ("DPO", "did you mean dpo?"),
+        ("orpo", "that of task dpo alone: orpo"),
+        ("ipo", "that of task dpo alone"),
+        ("kto", "single judged answers (KTO) are not"),
+        ("grpo", "nothing by rewards"),
+        ("ppo", "nothing by rewards"),
+        ("reward-modeling", "nothing by rewards"),
+    ],
+)
+def test_other_ways_to_train_lead_to_a_task_or_say_why_not(value: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_spec(None, ["model.name=m", "data.train=t.jsonl", f"task={value}"], env={})
+    (problem,) = caught.value.problems
+    assert problem.where.endswith("task") and hint in problem.hint
+
+
+def test_values_that_are_none_here_are_none() -> None:
+    assert NOT_HERE.keys().isdisjoint((*VALUES, *TASKS)) and {near for near, _ in NOT_HERE.values()} <= TASKS.keys()
+    assert all(name == normalised(name) for name in NOT_HERE)
 
 
 def test_targets_of_the_cluster_spec_exist() -> None:
@@ -70,7 +99,22 @@ def test_targets_of_the_cluster_spec_exist() -> None:
         ("ds_config", "with train.sharding: zero2 or zero3", "train.deepspeed"),
         ("train.tensor_parallel", "train.sharding divides the weights", ""),
         ("pp_size", "docs/scale.md", ""),
-        ("rlhf_type", "no preferences", ""),
+        ("rlhf_type", "dpo is what there is of preferences", "task"),
+        ("rl", "this is task here", "task"),
+        ("beta", "did you mean dpo.beta?", "dpo.beta"),
+        ("dpo_beta", "this is dpo.beta here", "dpo.beta"),
+        ("pref_beta", "this is dpo.beta here", "dpo.beta"),
+        ("dpo.reference_policy_kl_penalty", "this is dpo.beta here", "dpo.beta"),
+        ("dpo.loss_type", "-log sigmoid of the difference of the rewards; no other", ""),
+        ("pref_ftx", "none added to it", ""),
+        ("dpo.label_smoothing", "not available", ""),
+        ("ref_model", "the model of model.name itself, without its adapters", ""),
+        ("precompute_ref_log_probs", "no second model is loaded", ""),
+        ("sync_ref_model", "from first step to last", ""),
+        ("max_prompt_length", "of each sequence, which is the prompt with one answer", "data.max_length"),
+        ("max_completion_length", "this is data.max_length here", "data.max_length"),
+        ("desirable_weight", "single judged answers (KTO) are not", ""),
+        ("reward_model", "nothing by rewards", ""),
         ("num_labels", "their number follows", "data.labels"),
         ("IMAGE_MAX_TOKEN_NUM", "this is data.image_max_tokens here", "data.image_max_tokens"),
         ("max_pixels", "tokens, not pixels", "data.image_max_tokens"),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _KEPT_FOR_JSON = 100_000
 _READ_ALONE = "every row can be read; --model sees if training takes it"
+_PAIRS_ALONE = "every row can be read as a pair; `data check` of a run.yaml with task: dpo sees if training takes it"
 
 
 def check(
@@ -83,7 +84,8 @@ def check(
         _echo_lines(report, comparison)
     _judge(report, tolerance, in_json=as_json)
     if report.ok and not as_json:
-        seen = "training takes it as it is" if wanted.tokenizer else _READ_ALONE
+        alone = _PAIRS_ALONE if report.counts.preferences else _READ_ALONE
+        seen = "training takes it as it is" if wanted.tokenizer else alone
         typer.echo(f"\nok: {seen}")
 
 

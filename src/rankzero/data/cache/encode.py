@@ -108,7 +108,11 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
 
     @without_collector()
     def encode_chunk(task: Task) -> EncodedChunk:
-        parsed = parse(task.chunk, task.format, task.columns, minus_one_is_a_class=rules.minus_one_is_a_class)
+        parsed = parse(
+            *(task.chunk, task.format, task.columns),
+            trains=rules.trains,
+            minus_one_is_a_class=rules.minus_one_is_a_class,
+        )
         result = EncodedChunk(
             task.chunk.source, task.chunk.done, problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
         )

@@ -26,7 +26,7 @@ from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
 from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import WRITERS, check_columns
+from rankzero.data.rows.formats import FORMATS, WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
 from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT
 from rankzero.data.rows.parse import parse, seen_keys
@@ -37,6 +37,7 @@ from rankzero.run_dir.atomic import whole_file
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import SourceSpec
+    from rankzero.spec.tasks import Trains
 
 ReadSource = Callable[["SourceSpec", int], Iterator[Chunk]]
 
@@ -173,6 +174,11 @@ def _bad_lines(chunk: Chunk, bad: dict[int, list[RowProblem]]) -> Iterator[tuple
             yield Chunk(chunk.source, number, line + b"\n"), {number: bad[number]}
 
 
+def _wanted(writes: Writer) -> Trains | None:
+    """What is to come of rows that could be two things: that of which the written format is."""
+    return next((of.first_for for of in FORMATS.values() if writes in of.writers), None)
+
+
 def _convert_chunk(
     chunk: Chunk,
     known: dict[int, list[RowProblem]],
@@ -188,7 +194,7 @@ def _convert_chunk(
         result.quarantined += len(known)
         result.log.add(origin(source.path), chain.from_iterable(known.values()))
         return set(known)
-    parsed = parse(chunk, source.format, source.columns or None)
+    parsed = parse(chunk, source.format, source.columns or None, trains=_wanted(writes))
     result.rows_in += parsed.rows
     result.blank += parsed.blank
     for name in ("dropped", "rules", "formats", "ignored_keys"):

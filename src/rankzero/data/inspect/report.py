@@ -12,7 +12,6 @@ from rankzero.data.inspect.duplicates import Duplicates, Place
 from rankzero.data.inspect.statistics import Counts
 from rankzero.data.rows.chunks import DAMAGE
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats.judged import LEARN_CHOSEN, PREFERENCES
 from rankzero.data.rows.problems import LocatedProblem, ProblemLog, RowProblem
 from rankzero.errors import DataError, Problem, UsageError
 from rankzero.wording import counted
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 UNTRAINABLE = "untrainable"
 """The reason of what is wrong with all rows together."""
+NO_TASK = "no task trains on both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,10 @@ def untrainable(counts: Counts, files: Sequence[str]) -> tuple[Problem, ...]:
     if counts.tokens is not None and counts.tokens.examples and not counts.tokens.kept:
         reasons = ", ".join(f"{rows:,} × {name}" for name, rows in counts.tokens.dropped.most_common())
         return (Problem(f"no example has a trained token: all are dropped ({reasons})", hint="raise the length limit"),)
-    if counts.tokens is None and counts.preferences:  # with a model each of them is a bad row
-        what = f"{counted(counts.preferences, 'row')} with a chosen and a rejected answer: {PREFERENCES}"
-        return (Problem(what, ", ".join(files), LEARN_CHOSEN),)
+    if counts.tokens is None and 0 < counts.preferences < counts.examples:  # a task knows which of them are bad rows
+        others = f"{counted(counts.examples - counts.preferences, 'example')} without"
+        what = f"{counted(counts.preferences, 'example')} with a chosen and a rejected answer, {others}: {NO_TASK}"
+        return (Problem(what, ", ".join(files), "keep them in files of their own: pairs are for task dpo"),)
     return ()
 
 

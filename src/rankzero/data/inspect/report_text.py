@@ -28,6 +28,8 @@ def report_lines(report: CheckReport, comparison: Comparison | None = None, widt
     if counts.turns:
         turns = Spread.of(counts.turns)
         page.say("turns", [f"{turns.mean:.1f} a chat on average, {turns.minimum} to {turns.maximum}"])
+    if counts.preferences:
+        page.say("pairs", [f"{counts.preferences:,} of a chosen and a rejected answer, for task dpo"])
     page.say("roles", named_counts(counts.roles))
     page.say("languages", named_counts(counts.languages))
     page.say("labels", named_counts(counts.labels))
@@ -36,9 +38,9 @@ def report_lines(report: CheckReport, comparison: Comparison | None = None, widt
     _duplicates(page, report)
     _images(page, report)
     if counts.tokens is None:
-        _histogram(page, "characters", counts.characters)
+        _histogram(page, "characters", counts.characters, an=counts.an_example)
     else:
-        _tokens(page, counts.tokens)
+        _tokens(page, counts.tokens, counts.an_example)
     if comparison is not None and comparison.answers:
         _serving(page, comparison)
     return page.lines
@@ -124,7 +126,7 @@ def _images(page: _Page, report: CheckReport) -> None:
             page.say(f"  {source}"[: _LABEL - 1], [f"{reasons['ok']:,} well", *lost])
 
 
-def _tokens(page: _Page, tokens: TokenCounts) -> None:
+def _tokens(page: _Page, tokens: TokenCounts, an: str) -> None:
     trained = f", {percent(tokens.supervised, tokens.tokens)} of them trained" if tokens.supervised else ""
     page.say("tokens", [f"{tokens.tokens:,} in {counted(tokens.kept, 'example')}{trained}"])
     if tokens.truncated:
@@ -134,16 +136,16 @@ def _tokens(page: _Page, tokens: TokenCounts) -> None:
     for opening, rows in by_count(tokens.unopened)[:2]:
         page.say("unopened", [f"{rows:,} answers lack the {opening!r} that opens them in use"])
     page.say("rendered", (f"{note} ({rows:,})" for note, rows in by_count(tokens.notes)), separator="; ")
-    _histogram(page, "tokens", tokens.lengths, tokens.cap)
+    _histogram(page, "tokens", tokens.lengths, tokens.cap, an=an)
 
 
-def _histogram(page: _Page, what: str, counter: Mapping[int, int], cap: int = 0) -> None:
+def _histogram(page: _Page, what: str, counter: Mapping[int, int], cap: int = 0, *, an: str) -> None:
     if not counter:
         return
     spread = Spread.of(counter)
     most = f"{cap:,} or more" if cap and spread.maximum >= cap else f"{spread.maximum:,}"
     page.lines.append("")
-    page.lines.append(f"{what} an example")
+    page.lines.append(f"{what} {an}")
     page.say("  median", [f"{spread.p50:,}; 90% up to {spread.p90:,}, 99% up to {spread.p99:,}, most {most}"])
     page.lines += bars(histogram(counter), page.width)
 

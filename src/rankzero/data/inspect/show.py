@@ -154,7 +154,11 @@ def _read(job: Job, line: int | None) -> Iterator[tuple[int, int, Conversation |
                 break
             continue
         spec = job.spec_of(chunk.source)
-        parsed = parse(chunk, spec.format, spec.columns or None, minus_one_is_a_class=job.rules.minus_one_is_a_class)
+        parsed = parse(
+            *(chunk, spec.format, spec.columns or None),
+            trains=job.rules.trains,
+            minus_one_is_a_class=job.rules.minus_one_is_a_class,
+        )
         bad = {number: torn.pop(number) for number in sorted(torn) if number <= numbers[-1]}
         for problem in parsed.problems:
             bad.setdefault(problem.line, []).append(problem)

@@ -6,13 +6,13 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any
 
 from rankzero.data.rows.chunks import Chunk, lines
-from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.errors import RankzeroError
 
 OTHER = "(other)"
@@ -110,6 +110,11 @@ class Counts:
         if found != self.rows:
             raise RankzeroError(f"{self.rows} rows were read, {found} are accounted for: please report this")
 
+    @property
+    def an_example(self) -> str:
+        """What a length is of, for people."""
+        return "an example, of pairs with the longer answer" if self.preferences else "an example"
+
     def count_examples(self, examples: list[Conversation]) -> None:
         """What is in these."""
         shapes: Counter[tuple[str, ...]] = Counter()
@@ -119,11 +124,12 @@ class Counts:
             length = 0
             for message in messages:
                 length += len(message.content) + len(message.reasoning)
-            characters[length] += 1
             if example.templated:
                 shapes[tuple([message.role for message in messages])] += 1  # a list is twice as fast as a generator
             if example.rejected:
                 self.preferences += 1
+                length += max(0, _characters(example.rejected) - _characters(messages[-example.preferred :]))
+            characters[length] += 1
             if example.images:
                 self._count_images(example.images)
             if example.label is not None:
@@ -180,6 +186,10 @@ class Counts:
             "ignored_keys": dict(by_count(self.ignored_keys)),
             "tokens": None if self.tokens is None else self.tokens.as_json(),
         }
+
+
+def _characters(messages: Iterable[Message]) -> int:
+    return sum(len(message.content) + len(message.reasoning) for message in messages)
 
 
 def _sum(into: Any, other: Any) -> None:

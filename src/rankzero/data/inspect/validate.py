@@ -317,15 +317,15 @@ class _Checked:
 
 def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
     """What a worker runs on every chunk."""
-    count_tokens, minus_one = None, False
+    count_tokens, minus_one, trains = None, False, None
     if wanted.tokens is not None:
-        minus_one = wanted.tokens.rules.minus_one_is_a_class
+        minus_one, trains = wanted.tokens.rules.minus_one_is_a_class, wanted.tokens.rules.trains
         from rankzero.data.inspect.token_counts import TokenCounter
 
         count_tokens = TokenCounter(wanted.tokens).count
 
     def check_chunk(task: _Task) -> _Checked:
-        parsed = parse(task.chunk, task.format, task.columns, minus_one_is_a_class=minus_one)
+        parsed = parse(task.chunk, task.format, task.columns, trains=trains, minus_one_is_a_class=minus_one)
         good, problems, tokens, kept = parsed.conversations, parsed.problems, None, parsed.conversations
         if count_tokens is not None:
             tokens, refused, kept = count_tokens(good, task.image_root)

@@ -18,6 +18,7 @@ from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, rea
 from rankzero.data.rows.formats.json_text import TwiceReadError, read_again
 from rankzero.data.rows.formats.unread import unread_around
 from rankzero.data.rows.problems import RowProblem
+from rankzero.spec.tasks import Trains
 
 
 @dataclass(slots=True)
@@ -40,10 +41,16 @@ class Parsed:
 
 
 def parse(
-    chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None, *, minus_one_is_a_class: bool = False
+    chunk: Chunk,
+    wanted: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    trains: Trains | None = None,
+    minus_one_is_a_class: bool = False,
 ) -> Parsed:
-    """Every row of the chunk in the `wanted` format ("auto": each row's own); `columns` are the data's names for keys,
-    by ours. `minus_one_is_a_class`: a label like others, and not that there is none."""
+    """Every row of the chunk in the `wanted` format ("auto": each row's own, of those that it could be the one that the
+    task `trains`); `columns` are the data's names for keys, by ours. `minus_one_is_a_class`: a label like others, and
+    not that there is none."""
     parsed = Parsed()
     for index, (number, line) in enumerate(lines(chunk)):
         if chunk.problems and index in chunk.problems:
@@ -54,7 +61,7 @@ def parse(
             parsed.blank += 1
             continue
         parsed.rows += 1
-        found = read_row(line, number, wanted, columns)
+        found = read_row(line, number, wanted, columns, trains=trains)
         if isinstance(found, list):
             parsed.problems += found
             continue
@@ -88,9 +95,10 @@ def read_row(
     wanted: str,
     columns: Mapping[str, str] | None = None,
     otherwise: Callable[[Row], Row | None] | None = None,
+    trains: Trains | None = None,
 ) -> ReadRow | list[RowProblem]:
     """One line, or all that is wrong with it. `otherwise`: another row in the place of one that is in no format, by our
-    names; None where there is none."""
+    names; None where there is none. `trains`: as in `parse`."""
     row = read_json(line, number)
     no_number = None
     if isinstance(row, RowProblem):
@@ -100,12 +108,12 @@ def read_row(
     original = row
     if columns and isinstance(row, dict):
         row = rename(row, columns)
-    name, result = convert(row, number, wanted)
+    name, result = convert(row, number, wanted, trains)
     other = None
     if otherwise is not None and isinstance(result, list) and isinstance(row, dict):
         other = otherwise(row)
         if other is not None:
-            name, result = convert(other, number, wanted)
+            name, result = convert(other, number, wanted, trains)
     if no_number is not None and (isinstance(result, list) or _reads_nan(line, FORMATS[name].reads, columns)):
         return [no_number]
     if not isinstance(result, list):
@@ -271,7 +279,7 @@ def _second_look(
     if not _LONG_NUMBER.search(line):
         return result
     exact = rename(exact, columns) if columns else exact
-    return FORMATS[name].to_conversation(exact if otherwise is None else otherwise(exact) or exact, number)
+    return convert(exact if otherwise is None else otherwise(exact) or exact, number, name)[1]
 
 
 def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[str, str] | None) -> bool:

@@ -60,6 +60,19 @@ def test_each_sequence_is_that_of_its_answer_alone(tmp_path: Path) -> None:
     assert longest_sequences(pairs).tolist() == [max(len(one.row(i)[0]) for one in answers) for i in range(7)]
 
 
+def test_a_row_that_has_its_better_answer_once_more_to_learn_is_still_a_pair(tmp_path: Path) -> None:
+    """As UltraFeedback's are, which other tasks read as chats."""
+    asked, good, bad = ({"role": "user", "content": "q"}, *({"role": "assistant", "content": c} for c in ("a", "b")))
+    row = {"prompt": "q", "messages": [asked, good], "chosen": [asked, good], "rejected": [asked, bad]}
+    pair = {"chosen": [asked, good], "rejected": [asked, bad]}
+    found, wanted = (
+        tokenised(tmp_path / f"{name}.jsonl", [one], trains="preferences")
+        for name, one in (("h4", row), ("pair", pair))
+    )
+    assert found.rejected_from is not None and [r.tolist() for r in found.row(0)] == [r.tolist() for r in wanted.row(0)]
+    assert tokenised(tmp_path / "h4.jsonl", [row]).rejected_from is None
+
+
 def test_rows_of_one_answer_have_one_sequence(tmp_path: Path) -> None:
     rows = tokenised(tmp_path / "one.jsonl", alone(preference_rows(3), "chosen"))
     assert rows.rejected_from is None

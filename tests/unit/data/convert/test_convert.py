@@ -76,7 +76,7 @@ class TestCounts:
     def test_a_row_is_never_lost_in_silence(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from rankzero.errors import RankzeroError
 
-        monkeypatch.setattr("rankzero.data.convert.convert.parse", lambda *args: _losing(*args))
+        monkeypatch.setattr("rankzero.data.convert.convert.parse", lambda *args, trains: _losing(*args))
         with pytest.raises(RankzeroError, match="do not add up"):
             run([user_assistant("q", "a")] * 2, "messages", tmp_path)
         assert not (tmp_path / "out.jsonl").exists()

@@ -204,6 +204,10 @@ ANY = [
         "chosen": [_user("p"), _bot("c"), _user("y"), _bot("d")],
         "rejected": [_user("p"), _bot("r"), _user("y"), _bot("s")],
     },
+    {"chosen": "\n\nHuman: p\n\nAssistant: c", "rejected": "\n\nHuman: p\n\nAssistant: r"},
+    {"system": "s", "instruction": "p", "input": "x", "history": [["q", "a"]], "chosen": "c", "rejected": "r"},
+    {"messages": [_user("p"), _bot("x"), _user("y"), _bot("c")], "rejected_response": "r", "id": "w"},
+    {"system": "s", "query": "p", "response": "c", "rejected_messages": [_user("p"), _bot("r")]},
     {"prompt": [_user("p")], "chosen": [_bot("c", loss_weight=2)], "rejected": [_bot("r")]},
     {
         "conversations": [

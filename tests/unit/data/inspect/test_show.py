@@ -57,6 +57,16 @@ def test_first_rows_or_the_row_of_a_line(tmp_path: Path) -> None:
         assert caught.value.problems[0].where == f"{path}:{line}"
 
 
+def test_both_answers_of_a_pair(tmp_path: Path) -> None:
+    row = {"question": "Ping", "chosen": "Pong", "rejected": "Bang"}
+    path = write(tmp_path / "f.jsonl", json.dumps(row).encode())
+    shown = show(path, rules={"trains": "preferences"})
+    assert [one.where for one in shown] == [f"{path}:1 chosen", f"{path}:1 rejected"]
+    asked = "<|im_start|>user⏎\nPing<|im_end|>⏎\n<|im_start|>assistant⏎\n"
+    texts = [one.plain().replace("│", "") for one in shown]
+    assert texts == [f"{asked}⟦{answer}<|im_end|>⟧⏎" for answer in ("Pong", "Bang")]
+
+
 def test_notes(tmp_path: Path) -> None:
     rows = [
         {"prompt": "Say ", "completion": "the end"},

@@ -17,6 +17,7 @@ from rankzero.data.rows.formats.judged import JUDGED, judged
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
 from rankzero.spec.row_formats import ROW_FORMATS
+from rankzero.spec.tasks import Trains
 
 __all__ = ["FORMATS", "WRITERS", "Noted", "Result", "Row", "check_columns", "convert", "detect", "reason", "rename"]
 
@@ -32,14 +33,18 @@ WRITERS: dict[str, Writer] = {writer.name: writer for format_ in FORMATS.values(
 
 _DETECTOR = Detector(tuple(FORMATS.values()))
 _ALL_READS = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
+_FIRST = {format_.first_for: name for name, format_ in FORMATS.items() if format_.first_for is not None}
 _ALIASES = {ours: names for format_ in FORMATS.values() for ours, names in format_.aliases.items()}
 
 
-def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
-    """The name of the row's format and the row as a conversation, or all that is wrong with it."""
+def convert(row: object, line: int, wanted: str = "auto", trains: Trains | None = None) -> tuple[str, Result]:
+    """The name of the row's format and the row as a conversation, or all that is wrong with it. `trains`: what the task
+    does, if one is known: of a row that could be two things it is the one that the task trains."""
     if not isinstance(row, dict):
         what = f"the line is {kind(row)}, not an object"
         return wanted, [RowProblem(line, "not an object", what, f"accepted are{_DETECTOR.shapes}")]
+    if wanted == "auto" and trains in _FIRST and _has_needs(row, _FIRST[trains]):
+        wanted = _FIRST[trains]
     name = detect(row, line) if wanted == "auto" else _asserted(row, line, wanted)
     if isinstance(name, RowProblem):
         return wanted, [name]
@@ -52,8 +57,8 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
-    if format_.learns_answers and not row.keys().isdisjoint(JUDGED) and (problem := judged(row, line)):
-        return name, [problem]
+    if format_.learns_answers and not row.keys().isdisjoint(JUDGED):
+        result = judged(row, result, line, format_.reads)
     return name, result
 
 
@@ -75,11 +80,14 @@ def _unread(keys: list[str], line: int) -> RowProblem:
 
 
 def _asserted(row: Row, line: int, wanted: str) -> str | RowProblem:
-    format_ = FORMATS[wanted]
-    if any(all(row.get(key) is not None for key in need) for need in format_.needs):
+    if _has_needs(row, wanted):
         return wanted
     what = f"the row is not in format {wanted}: its keys are {listed(row)}"
-    return RowProblem(line, "not in the stated format", what, f"expected: {format_.shape}")
+    return RowProblem(line, "not in the stated format", what, f"expected: {FORMATS[wanted].shape}")
+
+
+def _has_needs(row: Row, name: str) -> bool:
+    return any(all(row.get(key) is not None for key in need) for need in FORMATS[name].needs)
 
 
 def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from rankzero.data.rows.formats.tools import TOOL_KEYS, read_tools
 from rankzero.data.rows.formats.written_calls import answers_without_calls, with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
-CHAT_FIELDS = frozenset({"id", "conversation_id", "images", "image", *SYSTEM_KEYS, *TOOL_KEYS})
+UNWANTED = ("rejected_response", "rejected_messages")
+"""Where rows of any format have an answer that is not wanted, beside the one that is (ms-swift)."""
+
+CHAT_FIELDS = frozenset({"id", "conversation_id", "images", "image", *SYSTEM_KEYS, *TOOL_KEYS, *UNWANTED})
 """Read beside the turns by every format that has turns."""
 
 _SYSTEM = frozenset(SYSTEM_KEYS)

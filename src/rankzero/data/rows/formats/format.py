@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import RowProblem
+from rankzero.spec.tasks import Trains
 
 Row = Mapping[str, Any]
 Keys = frozenset[str]
@@ -137,6 +138,8 @@ class Format:
     """Keys that it must not leave out in silence; those that it reads are taken away."""
     learns_answers: bool = True
     """Whether the answers are to be learnt, unless a key beside them says which of them are wanted."""
+    first_for: Trains | None = None
+    """A task that trains this takes a row for one that has what the format `needs`, whatever other marks it has."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other names that a key may have in the data."""
 

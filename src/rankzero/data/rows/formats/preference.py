@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.rows.formats.fields import (
+    CHAT_FIELDS,
+    CONTEXT_KEYS,
+    UNWANTED,
+    chat,
+    read_history,
+    read_id,
+    with_context,
+)
 from rankzero.data.rows.formats.format import (
+    ASKING,
     CannotSayError,
     Format,
     Keys,
@@ -16,19 +25,23 @@ from rankzero.data.rows.formats.format import (
     Row,
     Writer,
     Written,
-    with_rules,
 )
 from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.judged import preference
 from rankzero.data.rows.formats.prompt_completion import chat_only
 from rankzero.data.rows.formats.roles import role_of
+from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import as_prompt, beside, turn_row, turn_rows
-from rankzero.data.rows.formats.written_calls import answers_without_calls, with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
-_ASKED = ("conversations", "question", "instruction", "query", "input")
+_TURNS = ("conversations", "conversation", "messages")
+_QUESTIONS = ("question", "instruction", "query", "input")
+_ASKED = (*_TURNS, *_QUESTIONS)
 """Where rows without `prompt` have what was asked."""
+_SPEAKS = "\n\nAssistant:"
+"""What an answer stands behind in HH-RLHF's rows, which are whole dialogues as text."""
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -37,12 +50,23 @@ def to_conversation(row: Row, line: int) -> Result:
     if chosen == rejected:
         what = "`chosen` and `rejected` are the same"
         return [RowProblem(line, "chosen equals rejected", what, "remove the row: there is nothing to prefer")]
+    if problem := _without_a_question(row, line):
+        return [problem]
     if isinstance(chosen, str) and isinstance(rejected, str):
         return _raw(row, chosen, rejected, line)
     if isinstance(chosen, list) and isinstance(rejected, list):
         return _chat(row, chosen, rejected, line)
     what = f"chosen is {kind(chosen)} and rejected is {kind(rejected)}"
     return [RowProblem(line, "chosen and rejected differ in kind", what, "both strings, or both lists of messages")]
+
+
+def _without_a_question(row: Row, line: int) -> RowProblem | None:
+    """That earlier rounds or a context are beside what is no question that they could be put to."""
+    key = next((key for key in ("history", *CONTEXT_KEYS) if row.get(key)), None)
+    if key is None or any(row.get(name) is not None for name in _QUESTIONS if row.get("prompt") is None):
+        return None
+    what = f"the row has `{key}`, and no question beside it"
+    return RowProblem(line, f"`{key}` is not read", what, "write it into the prompt, or remove the key")
 
 
 def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
@@ -56,6 +80,11 @@ def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
     if isinstance(prompt, list) or asked is not None:
         better, worse = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
         return problems or _chat(row, better, worse, line)
+    if prompt is None and not problems:
+        prompt, chosen, rejected = _shared(chosen, rejected)
+        if not (chosen.strip() and rejected.strip()):
+            key = "rejected" if chosen.strip() else "chosen"
+            problems.append(RowProblem(line, f"empty {key}", f"`{key}` ends before its answer", "remove the row"))
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
         what = "`prompt` has no text" if isinstance(prompt, str) else f"`prompt` is {kind(prompt)}"
         problems.append(RowProblem(line, "empty prompt", what, "give it text, or leave the key out"))
@@ -72,10 +101,22 @@ def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
     )
 
 
+def _shared(chosen: str, rejected: str) -> tuple[str | None, str, str]:
+    """What was asked in two dialogues that begin alike, as far as the last word that an answer follows, and the
+    answers; None where there is no such word in what they share."""
+    shared = os.path.commonprefix([chosen, rejected])
+    at = shared.rfind(_SPEAKS)
+    if at <= 0:
+        return None, chosen, rejected
+    at += len(_SPEAKS)
+    return chosen[:at], chosen[at:], rejected[at:]
+
+
 def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result:
     slots, other = Slots(row, line), Slots({}, line)
-    asked = next((row[key] for key in ("prompt", *_ASKED) if row.get(key) is not None), None)
-    prompt, problems = _prompt(asked, chosen, line, slots)
+    asked, said, problems, noted = _asked(row, chosen, line, slots)
+    prompt, more = _prompt(asked, chosen, line, slots)
+    prompt, problems = (*said, *prompt), problems + more
     shared = 0
     if not prompt:  # both lists begin with what was asked
         while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
@@ -90,17 +131,45 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
     if not problems and other.used:
         what, hint = "`rejected` names images of its own", "images belong to the prompt, which both answers share"
         problems = [RowProblem(line, "image without a place", what, hint)]
-    turns = (*untrained(prompt), *untrained(better[:shared]), *better[shared:])
-    result = chat(row, line, turns, problems, slots, completion_only=True)
+    result = chat(row, line, (*prompt, *better), problems, slots, noted, completion_only=True)
     if isinstance(result, list):
         return result
     rules = result.rules if isinstance(result, Noted) else ()
     (whole,) = result.conversations if isinstance(result, Noted) else (result,)
-    if whole.tools:
-        worse, problems, more_rules = with_calls_read(worse, whole.tools, line)
-        rules = tuple(dict.fromkeys((*rules, *more_rules)))
-    problems = problems or answers_without_calls((*whole.messages, *worse), line)
-    return problems or with_rules(replace(whole, rejected=worse, preferred=len(better) - shared), rules)
+    return preference(whole, worse, len(better) - shared, line, rules)
+
+
+def _asked(
+    row: Row, chosen: list[Any], line: int, slots: Slots
+) -> tuple[Any, list[Message], list[RowProblem], tuple[str, ...]]:
+    """What `prompt`, or another key in its place, has; the rounds before it; what is wrong; the rules applied."""
+    key = next((key for key in ("prompt", *_ASKED) if row.get(key) is not None), None)
+    if key is None:
+        return None, [], [], ()
+    asked: Any = decoded(row[key]) if key in _TURNS else row[key]
+    if key in _TURNS and isinstance(asked, list):
+        if asked[-len(chosen) :] == chosen:  # the better answer once more
+            asked = asked[: -len(chosen)] or None
+        elif isinstance(asked[-1], dict) and role_of(asked[-1].get("role", asked[-1].get("from"))) == "assistant":
+            what = f"`{key}` ends with an answer that is neither `chosen` nor `rejected`"
+            return (
+                None,
+                [],
+                [RowProblem(line, "a third answer", what, "remove it: the two are to follow a question")],
+                (),
+            )
+    if key not in _QUESTIONS or not isinstance(asked, str):
+        return asked, [], [], ()
+    others = [other for other in _QUESTIONS if other not in (key, "input") and row.get(other) is not None]
+    if others:
+        what = f"`{key}` and `{others[0]}` could each be the question"
+        return None, [], [RowProblem(line, "two columns for one name", what, "which of the two is meant? keep one")], ()
+    below = row.get("input")
+    if key == "instruction" and isinstance(below, str) and below.strip():  # as Alpaca has it
+        asked = f"{asked}\n{below}"
+    said, problems = read_history(row, line, slots)
+    asked, more, rules = with_context(row if key == "instruction" else {**row, "input": None}, asked, line)
+    return asked, said, problems + more, rules
 
 
 def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
@@ -125,6 +194,17 @@ def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[
         what = "`prompt` is not how `chosen` begins"
         return (), [*problems, RowProblem(line, "two prompts", what, "which of the two is meant?")]
     return turns, problems
+
+
+def _settles(row: Row, marks: Keys) -> bool:
+    """Whether the turns in `messages` are what was asked, and both answers follow: an answer begins with none of it."""
+    if marks != KEYS | {"messages"}:
+        return False
+    chosen = row["chosen"]
+    if isinstance(chosen, str):
+        return True
+    first = chosen[0] if isinstance(chosen, list) and chosen else chosen
+    return isinstance(first, dict) and role_of(first.get("role", first.get("from"))) == "assistant"
 
 
 def _near_miss(row: Row, marks: Keys, line: int) -> RowProblem | None:
@@ -156,14 +236,17 @@ def to_row(conversation: Conversation) -> Written:
 FORMAT = Format(
     name="preference",
     needs=(KEYS,),
-    reads=KEYS | CHAT_FIELDS | {"prompt", *_ASKED},
+    reads=(KEYS | CHAT_FIELDS | {"prompt", "history", *_ASKED, *CONTEXT_KEYS}) - {*UNWANTED},
     shape='{"prompt": "…", "chosen": "…", "rejected": "…"}',
     to_conversation=to_conversation,
+    unread=ASKING,
     learns_answers=False,
-    marks=(KEYS, KEYS | {"prompt"}, KEYS | {"conversations"}),
+    first_for="preferences",
+    marks=(KEYS, KEYS | {"prompt"}, KEYS | {"conversations"}, KEYS | {"conversation"}),
     only_together=KEYS,
+    settles=_settles,
     near_miss=_near_miss,
-    turn_lists=KEYS | {"prompt", "conversations"},
+    turn_lists=KEYS | {"prompt", *_TURNS},
     turn_keys=TURN_KEYS,
     unread_in_turn=unread_keys,
     writers=(Writer("preference", to_row),),

@@ -250,12 +250,6 @@ class TestJudgedAnswers:
         assert problem.reason == "no task trains on single judged answers"
         assert "is true, without the key" in problem.hint
 
-    @pytest.mark.parametrize("key", ["rejected_response", "rejected_messages"])
-    def test_rows_for_dpo_are_not_trained_as_chats(self, key: str) -> None:
-        (problem,) = bad({**self.CHAT, key: "worse"})
-        assert problem.reason == "an answer that is not wanted"
-        assert good({**self.CHAT, key: None})
-
     def test_other_labels_are_unread_keys(self, tmp_path: Path) -> None:
         line = json.dumps({**self.CHAT, "label": "maths"}).encode()
         assert check_file(write(tmp_path / "f.jsonl", line)).counts.ignored_keys == {"label": 1}

@@ -1,0 +1,195 @@
+"""Rows with a better and a worse answer, in the shapes that other trainers and the Hub have them in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats import convert
+from rankzero.data.rows.formats.fields import CONTEXT_BELOW
+from rankzero.data.rows.parse import parse
+from tests.unit.data.rows.formats.support import bad, good, read, reasons, turns
+from tests.unit.data.support import user_assistant
+
+IMAGES = "image without a place"
+PAIR = {"chosen": "a", "rejected": "b"}
+ASKED = "\n\nHuman: p\n\nAssistant: x\n\nHuman: q\n\nAssistant:"
+
+
+def bot(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+class TestQuestionsBesideThem:
+    """LLaMA-Factory's rows of one question, and those of the Hub."""
+
+    @pytest.mark.parametrize(
+        ("asked", "wanted"),
+        [
+            ({"instruction": "i", "input": "x"}, [("user", "i\nx")]),
+            ({"instruction": "i", "input": ""}, [("user", "i")]),
+            ({"instruction": "i", "history": [["p", "y"]]}, [("user", "p"), ("assistant", "y"), ("user", "i")]),
+            ({"system": "s", "question": "q"}, [("system", "s"), ("user", "q")]),
+            ({"system": "s", "input": "q"}, [("system", "s"), ("user", "q")]),
+            ({"conversations": [{"from": "human", "value": "q"}]}, [("user", "q")]),
+        ],
+    )
+    def test_all_that_was_asked_is_there(self, asked: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
+        conversation = good({**asked, **PAIR})
+        assert turns(conversation) == [*wanted, ("assistant", "a")]
+        assert conversation.rejected == (Message("assistant", "b"),) and conversation.preferred == 1
+
+    def test_a_context_is_put_below_the_question(self) -> None:
+        name, (conversation,), rules = read({"question": "q", "context": "c", **PAIR})
+        assert (name, rules) == ("preference", (CONTEXT_BELOW,)) and turns(conversation)[0] == ("user", "q\nc")
+
+    @pytest.mark.parametrize("turns_key", ["messages", "conversation", "conversations"])
+    @pytest.mark.parametrize("form", [bot, lambda text: [bot(text)], str])
+    def test_turns_before_them(self, turns_key: str, form: Callable[[str], Any]) -> None:
+        """As Axolotl and LLaMA-Factory have them, the answers as single turns, as lists of one, or as texts."""
+        pair = {key: form(text) for key, text in PAIR.items()}
+        conversation = good({turns_key: [user("p"), bot("y"), user("q")], **pair})
+        assert turns(conversation) == [("user", "p"), ("assistant", "y"), ("user", "q"), ("assistant", "a")]
+        assert [turn.train for turn in conversation.messages] == [False, False, False, None]
+        assert conversation.rejected == (Message("assistant", "b"),)
+
+    @pytest.mark.parametrize(
+        ("row", "found"),
+        [
+            ({"messages": [user("q"), bot("c")], "chosen": bot("a"), "rejected": bot("b")}, "a third answer"),
+            ({"question": "q", "instruction": "i", **PAIR}, "two columns for one name"),
+            ({"prompt": "q", "history": [["p", "y"]], **PAIR}, "`history` is not read"),
+            ({"context": "c", **PAIR}, "`context` is not read"),
+            ({"question": "q", "options": ["x"], **PAIR}, "`options` is not read"),
+        ],
+    )
+    def test_nothing_of_it_is_left_out_in_silence(self, row: dict[str, Any], found: str) -> None:
+        (problem,) = bad(row)
+        assert problem.reason == found and problem.hint
+
+
+class TestWholeDialogues:
+    """HH-RLHF's: each answer is the whole dialogue as text."""
+
+    def test_what_both_begin_with_was_asked(self) -> None:
+        conversation = good({"chosen": f"{ASKED} good", "rejected": f"{ASKED} going"})
+        assert turns(conversation) == [("prompt", ASKED), ("completion", " good")]
+        assert conversation.rejected == (Message("completion", " going"),) and not conversation.templated
+
+    def test_dialogues_that_part_earlier(self) -> None:
+        first, begins = (
+            "\n\nHuman: p\n\nAssistant:",
+            (" x\n\nHuman: q\n\nAssistant: a", " y\n\nHuman: r\n\nAssistant: b"),
+        )
+        conversation = good({"chosen": first + begins[0], "rejected": first + begins[1]})
+        assert turns(conversation) == [("prompt", first), ("completion", begins[0])]
+        assert conversation.rejected == (Message("completion", begins[1]),)
+
+    @pytest.mark.parametrize("answers", [("good", "bad"), ("Human: a\nAssistant: A", "Human: a\nAssistant: B")])
+    def test_other_texts_are_answers_as_they_stand(self, answers: tuple[str, str]) -> None:
+        conversation = good({"chosen": answers[0], "rejected": answers[1]})
+        assert turns(conversation) == [("completion", answers[0])]
+        assert conversation.rejected == (Message("completion", answers[1]),)
+
+    def test_a_dialogue_without_its_answer(self) -> None:
+        assert reasons({"chosen": f"{ASKED} a", "rejected": ASKED}) == ["empty rejected"]
+        assert reasons({"chosen": ASKED, "rejected": f"{ASKED} a"}) == ["empty chosen"]
+
+
+class TestBesideOtherMarks:
+    """UltraFeedback has the better answer once more in `messages`, to be learnt."""
+
+    ROW = {
+        "prompt": "q", "prompt_id": "1", "score_chosen": 8.0, "score_rejected": 4.0,
+        "messages": [user("q"), bot("a")], "chosen": [user("q"), bot("a")], "rejected": [user("q"), bot("b")],
+    }  # fmt: skip
+
+    def test_the_task_decides(self) -> None:
+        assert good(self.ROW).rejected == ()
+        name, result = convert(self.ROW, 7, "auto", "preferences")
+        assert name == "preference" and isinstance(result, Conversation)
+        assert turns(result) == [("user", "q"), ("assistant", "a")]
+        assert result.rejected == (Message("assistant", "b"),) and result.preferred == 1
+
+    def test_a_question_for_other_tasks_is_none_for_this_one(self) -> None:
+        row = {"prompt": "p", "completion": "c", **PAIR}
+        assert reasons(row) == ["ambiguous row"] and isinstance(convert(row, 7, trains="answers")[1], list)
+        assert convert(row, 7, trains="preferences")[0] == "preference"
+        assert convert({"prompt": "p", "completion": "c"}, 7, trains="preferences")[0] == "prompt_completion"
+
+
+class TestMsSwift:
+    """Rows of any format, with the worse answer beside them."""
+
+    CHAT = user_assistant("q", "a")
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            CHAT,
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]},
+            {"instruction": "q", "output": "a"},
+            {"query": "q", "response": "a"},
+        ],
+    )
+    @pytest.mark.parametrize(
+        "worse",
+        [
+            {"rejected_response": "b"},
+            {"rejected_messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}]},
+            {"rejected_response": "b", "rejected_messages": None, "id": 12345678901234567890123},
+        ],
+    )
+    def test_rows_of_ms_swift_are_preferences(self, row: dict[str, Any], worse: dict[str, Any]) -> None:
+        conversation = good({**row, **worse})
+        assert turns(conversation) == [("user", "q"), ("assistant", "a")]
+        assert conversation.rejected == (Message("assistant", "b"),) and conversation.preferred == 1
+        assert [turn.train for turn in conversation.messages] == [False, None] and conversation.completion_only
+        line = json.dumps({**row, **worse}).encode()
+        (read,) = parse(Chunk(0, 1, line + b"\n"), "auto").conversations
+        assert read.rejected == conversation.rejected and not parse(Chunk(0, 1, line + b"\n"), "auto").ignored_keys
+
+    def test_a_worse_end_of_several_turns_begins_where_it_is_another(self) -> None:
+        said = user_assistant("q", "a", "r", "b")
+        worse = user_assistant("q", "a", "r", "c")["messages"]
+        system = {"system": "s", **said, "rejected_messages": worse}
+        conversation = good(system)
+        assert turns(conversation)[0] == ("system", "s") and conversation.preferred == 1
+        assert conversation.rejected == (Message("assistant", "c"),)
+        earlier = good({**said, "rejected_messages": user_assistant("q", "x", "r", "b")["messages"]})
+        assert earlier.preferred == 3 and [turn.content for turn in earlier.rejected] == ["x", "r", "b"]
+
+    def test_a_raw_answer_has_a_raw_one_beside_it(self) -> None:
+        conversation = good({"prompt": "q", "completion": " a", "rejected_response": " b"})
+        assert conversation.rejected == (Message("completion", " b"),) and not conversation.templated
+
+    @pytest.mark.parametrize(
+        ("worse", "reason"),
+        [
+            ({"rejected_response": "a"}, "chosen equals rejected"),
+            ({"rejected_response": " "}, "empty rejected_response"),
+            ({"rejected_response": ["b", "c"]}, "rejected_response is not a string"),
+            ({"rejected_messages": "b"}, "`rejected_messages` is not a list"),
+            ({"rejected_messages": [{"role": "user", "content": "q"}]}, "no assistant turn"),
+            ({"rejected_messages": [{"role": "assistant", "content": [{"type": "image", "image": "1"}]}]}, IMAGES),
+            ({"rejected_response": "b", "rejected_images": ["1"]}, IMAGES),
+            ({"rejected_response": "b", "rejected_messages": CHAT["messages"]}, "an answer that is not wanted"),
+        ],
+    )
+    def test_worse_answers_that_are_none(self, worse: dict[str, Any], reason: str) -> None:
+        assert [problem.reason for problem in bad({**self.CHAT, **worse})] == [reason]
+        assert not good({**self.CHAT, **dict.fromkeys(worse)}).rejected
+
+    def test_a_text_has_no_better_answer(self) -> None:
+        (problem,) = bad({"segments": [{"label": True, "text": "a"}], "rejected_response": "b"})
+        assert problem.reason == "an answer that is not wanted" and "chosen and rejected" in problem.hint
