@@ -56,6 +56,8 @@ class Rows:
     """A data set in memory: 16 rows of log-normal lengths around 130 tokens, of which the last two thirds are
     trained."""
 
+    rejected_from = None
+
     def __init__(self) -> None:
         draw = random.Random(1)
         lengths = [min(480, max(48, round(draw.lognormvariate(4.87, 0.6)))) for _ in range(16)]

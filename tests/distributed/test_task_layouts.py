@@ -44,6 +44,7 @@ def test_the_curve_is_of_the_data_alone(task: str, tmp_path: Path, monkeypatch: 
         for found, wanted in zip(metrics(other), expected, strict=True):
             assert found["supervised_tokens"] == wanted["supervised_tokens"]
             assert found.keys() - OF_RANKS == wanted.keys()
+            assert task != "dpo" or {"train_reward_margin", "train_reward_accuracy"} <= found.keys()
             close = EXACT if found["step"] == 1 else LOSS_TOLERANCE
             for name in found.keys() & set(CURVES):
                 assert found[name] == pytest.approx(wanted[name], rel=close), f"{name} of step {found['step']}"

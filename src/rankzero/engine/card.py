@@ -23,7 +23,7 @@ from rankzero.machine import cache_root
 from rankzero.run_dir.card import Card, DataFile, hub_id, licence_of, read_samples
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.data_paths import parse_data_path
-from rankzero.spec.run_spec import DpoSpec, RunSpec
+from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import MEASURES
 
 _MOST_HASHED = 20
@@ -129,7 +129,7 @@ def _settings(spec: RunSpec, position: Position, step: int) -> tuple[tuple[str, 
             ("model.quantization", spec.model.quantization if spec.model.quantization != "none" else ""),
         ]
     if spec.task_section.trains == "preferences":
-        chosen.append(("dpo.beta", f"{(spec.dpo or DpoSpec()).beta:g}"))
+        chosen.append(("dpo.beta", f"{spec.beta:g}"))
     if train.parts != "auto":
         chosen.append(("train.parts", _listed(train.parts)))
     return tuple((name, str(value)) for name, value in chosen if value != "")

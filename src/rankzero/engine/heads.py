@@ -97,7 +97,7 @@ class SupervisedHead:
     def _logits_at(self, batch: MicroBatch, places_N: torch.Tensor | None) -> torch.Tensor:
         self._places_N = places_N
         try:
-            with offloaded(True) if self._offload else nullcontext(), rows_of_pass(len(batch.rows)):
+            with offloaded(True) if self._offload else nullcontext(), rows_of_pass(batch.sequences):
                 logits_NV: torch.Tensor = self._model(**batch.inputs, use_cache=False).logits
         finally:
             self._places_N = None

@@ -25,7 +25,7 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.references import References
 from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.engine.taught_stops import taught_stop
-from rankzero.errors import DataError, Problem
+from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, computed_context, require_rows_within
 from rankzero.model.expert_exchange import require_exchange
@@ -114,6 +114,9 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
             quantization=spec.model.quantization,
         )
         trained = trains_routers(shape, spec.train.parts, targets)
+        if trained and spec.task_section.trains == "preferences":
+            hint = "leave them out: they stay as the reference has them"
+            raise ConfigError(f"task {spec.task} trains no routers", where="lora.modules_to_save", hint=hint)
         balance = balance_coefficient(spec.train.router_aux_loss_coef, shape, trained=trained)
         positions = position_limit(shape)
         spec = within_positions(spec, positions)

@@ -132,9 +132,10 @@ def _preferences_have_a_reference(spec: RunSpec) -> list[Problem]:
     if spec.train.expert_parallel > 1:
         what = f"expert_parallel is for task {task_that(trains='answers')}"
         problems.append(Problem(what, "train.expert_parallel", "leave it out"))
-    if "router" in spec.train.parts:
-        hint = "leave router out: it stays as the reference has it"
-        problems.append(Problem(f"task {spec.task} trains no routers", "train.parts", hint))
+    for part, words in (("router", "routers"), ("projector", "projectors"), ("vision_tower", "vision towers")):
+        if part in spec.train.parts:
+            hint = f"leave {part} out: it stays as the reference has it"
+            problems.append(Problem(f"task {spec.task} trains no {words}", "train.parts", hint))
     return problems
 
 
@@ -303,7 +304,8 @@ _GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
 
 def _turns_to_train(spec: RunSpec) -> list[Problem]:
     problems = []
-    if spec.data.train_on == "last_turn" and not spec.data.assistant_only_loss:
+    reads = "data.assistant_only_loss" not in spec.task_section.unread
+    if spec.data.train_on == "last_turn" and reads and not spec.data.assistant_only_loss:
         hint = "leave it out, or set data.assistant_only_loss: true"
         what = "the last turn alone cannot be trained while every token is (data.assistant_only_loss: false)"
         problems.append(Problem(what, "data.train_on", hint))
@@ -322,7 +324,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "dpo", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
     (("task", "lora", "train.expert_parallel", "train.parts"), _preferences_have_a_reference),
-    (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
+    (("task", "data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
     (
         (
             *("data.streaming", "data.train", "data.eval", "data.deduplicate", "data.labels", "task"),

@@ -27,9 +27,10 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
     for name, why in FIXED.items():
         if name.startswith(f"{field}.") and any(_value(spec, name) != _value(base, name) for spec in specs):
             yield Problem(f"{name} is the same for all trials", where, f"{why}; give each value that of the run spec")
-    if field == "dpo.beta" and base.checkpoint.best_metric in _BY_BETA:
+    betas = {spec.beta for spec in specs}
+    if field.startswith("dpo") and len(betas) > 1 and base.checkpoint.best_metric in _BY_BETA:
         hint = "compare them by checkpoint.best_metric: reward_accuracy"
-        yield Problem(f"{base.checkpoint.best_metric} is measured in units of it", where, hint)
+        yield Problem(f"{base.checkpoint.best_metric} is measured in units of dpo.beta", where, hint)
     for name in _decide_rows(base):
         its = [_value(spec, name) for spec in specs]
         if (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its):

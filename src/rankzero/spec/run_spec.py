@@ -360,6 +360,11 @@ class RunSpec(Section):
         return TASKS[self.task]
 
     @property
+    def beta(self) -> float:
+        """Of task dpo."""
+        return (self.dpo or DpoSpec()).beta
+
+    @property
     def row_length(self) -> int:
         """Tokens of a row at most, in all its sequences."""
         return self.data.max_length * self.task_section.sequences

@@ -299,6 +299,16 @@ def forward_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(seen)
 
 
+def test_preferences_are_learnt_by_no_routers(tmp_path: Path) -> None:
+    """Also where they are named as what is saved whole."""
+    changes: dict[str, Any] = {"train__parts": "auto", "lora__modules_to_save": ["gate"]}
+    of_answers = task_spec("moe", tmp_path, **changes, data__train=str(tmp_path / "nowhere.jsonl"))
+    spec = of_answers.model_copy(update={"task": "dpo"})
+    with pytest.raises(ConfigError, match="task dpo trains no routers"):
+        run_here(spec)
+    assert not run_root(spec).exists()
+
+
 def test_a_refusal_comes_before_data_and_run_directory(tmp_path: Path) -> None:
     changes = {**FROZEN, "train__router_aux_loss_coef": 0.1}
     spec = task_spec("moe", tmp_path, **changes, data__train=str(tmp_path / "nowhere.jsonl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -58,11 +59,13 @@ def head_of(model: Any, *, in_parts: bool = True) -> PreferenceHead:
     return PreferenceHead(SupervisedHead(model, model, in_parts=in_parts), alone, beta=BETA)
 
 
-def by_the_formula(model: Any, rows: Pairs) -> tuple[torch.Tensor, list[list[float]]]:
+def by_the_formula(
+    model: Any, rows: Pairs, numbers: Sequence[int] = range(4)
+) -> tuple[torch.Tensor, list[list[float]]]:
     """Each sequence alone, every logit at once, all of it differentiated by torch. Also the rewards."""
     losses, rewards = [], []
-    for number, at in enumerate(BEGINS):
-        ids, trained = rows.row(number)
+    for number in numbers:
+        (ids, trained), at = rows.row(number), BEGINS[number]
         gained = []
         for part in (slice(None, at), slice(at, None)):
             inputs = torch.tensor(ids[part][:-1][None].astype(np.int64))
@@ -113,7 +116,7 @@ def test_loss_and_gradients_are_those_of_the_formula(
     found = head_of(model).loss_sum(batch, of_rewards)
     of_ours = gradients(model, found)
     assert model.training and wants == {name: p.requires_grad for name, p in model.named_parameters()}
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert of_ours.keys() == of_formula.keys() and len(of_ours) >= 6
     for name, value in of_formula.items():
         torch.testing.assert_close(of_ours[name], value, rtol=1e-4, atol=2e-6 * float(value.abs().max()) + 1e-9)
@@ -130,7 +133,7 @@ def test_without_gradients_the_loss_is_the_same(in_parts: bool) -> None:
     wanted, _ = by_the_formula(model, rows)
     with torch.no_grad():
         found = head_of(model, in_parts=in_parts).loss_sum(collated(rows, PaddedText()), TASK.loss_sum)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def test_in_16_bits_weights_that_are_trained_get_gradients_in_each_pass() -> None:
@@ -158,12 +161,50 @@ def test_new_adapters_have_gained_nothing() -> None:
 
     loss = head_of(model.train()).loss_sum(collated(Pairs(), PackedText()), of_rewards)
     assert torch.equal(seen[0], torch.zeros(4, 2))
-    assert loss.item() == pytest.approx(4 * np.log(2), rel=1e-6)
+    assert loss.item() == pytest.approx(4 * np.log(2), rel=1e-5)
 
 
-def test_a_pass_without_rows_touches_all_that_is_trained_and_moves_nothing() -> None:
+@pytest.mark.parametrize("number", range(4))
+def test_a_pass_of_one_row_is_one_of_two_sequences(number: int) -> None:
+    """End to end, neither of which sees the other: what a pass of a single row needs not say."""
+    model, rows = adapted("LoRA"), Pairs()
+    single = [
+        head_of(model).loss_sum(collator(rows, np.array([number]), CPU), TASK.loss_sum).item()  # type: ignore[arg-type]
+        for collator in (PackedText(), PaddedText())
+    ]
+    wanted, _ = by_the_formula(model, rows, (number,))
+    assert single == pytest.approx([wanted.item()] * 2, rel=1e-5)
+
+
+def test_the_reference_drops_nothing() -> None:
+    """Nor does what a model drops by itself come into what adapters have gained, where no place decides it."""
+    torch.manual_seed(2)
+    plain = tiny("gpt2", "eager", vocab_size=99, resid_pdrop=0.3, embd_pdrop=0.3, attn_pdrop=0.3)
+    model = get_peft_model(plain, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
+    seen: list[torch.Tensor] = []
+
+    def of_rewards(rewards_P2: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        seen.append(rewards_P2.detach().clone())
+        return TASK.loss_sum(rewards_P2, batch)
+
+    batch = collated(Pairs(), PaddedText())
+    for trains in (False, True):
+        head_of(model.train(trains)).loss_sum(batch, of_rewards)
+    with torch.no_grad():
+        model.eval()
+        logits_NV = model(**batch.inputs, use_cache=False).logits.flatten(0, 1)[batch.predicts_N]
+        of_tokens_N = -torch.nn.functional.cross_entropy(logits_NV, batch.targets_N, reduction="none")
+    answers_A = torch.stack([of_tokens_N[batch.answer_N == answer].sum() for answer in range(8)])
+    assert torch.equal(seen[0], torch.zeros(4, 2)) and seen[1].abs().min() > 0
+    with torch.no_grad():
+        reference_A = head_of(model.train())._reference(batch)
+    torch.testing.assert_close(reference_A, answers_A, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("collator", [PaddedText(), PackedText()], ids=["padded", "end to end"])
+def test_a_pass_without_rows_touches_all_that_is_trained_and_moves_nothing(collator: PaddedText | PackedText) -> None:
     model = adapted("head saved whole")
-    loss = head_of(model.train()).loss_sum(PaddedText().idle(CPU), TASK.loss_sum)
+    loss = head_of(model.train()).loss_sum(collator.idle(CPU), TASK.loss_sum)
     assert loss.item() == 0
     found = gradients(model, loss)
     assert found and all(not gradient.any() for gradient in found.values())

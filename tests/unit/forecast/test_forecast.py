@@ -340,6 +340,8 @@ def test_processes_that_share_passes_have_longer_ones_and_half_of_a_row_each(tra
 class LongRows(TokenizedDataset):
     """Rows of 4,096 tokens, all of them trained; nothing on disk."""
 
+    rejected_from = None
+
     def __init__(self, count: int) -> None:
         self.count = count
 

@@ -13,6 +13,7 @@ from rankzero.spec.run_spec import RunSpec
 HALF = {"name": "m", "dtype": "float16"}
 SHARED = {"context_parallel": 2}
 OWN = {"expert_parallel": 2}
+DPO: dict[str, Any] = {"task": "dpo", "lora": {}}
 
 
 def spec(**sections: Any) -> RunSpec:
@@ -42,6 +43,12 @@ def spec(**sections: Any) -> RunSpec:
         ({"train": {**SHARED, "torch_compile": True}}, "train.torch_compile", "are not compiled"),
         ({"train": SHARED, "model": {"name": "m", "attention": "eager"}}, "model.attention", "does not attend"),
         ({"train": SHARED, "task": "classify"}, "train.context_parallel", "is for task sft"),
+        ({"train": SHARED, **DPO}, "train.context_parallel", "is for task sft"),
+        ({"train": OWN, **DPO}, "train.expert_parallel", "is for task sft"),
+        ({"task": "dpo"}, "lora", "itself without adapters"),
+        ({"train": {"parts": ["language", "router"]}, **DPO}, "train.parts", "trains no routers"),
+        ({"train": {"parts": ["language", "vision_tower"]}, **DPO}, "train.parts", "trains no vision towers"),
+        ({"dpo": {"beta": 0.2}}, "dpo", "this is for task dpo"),
         ({"train": {**OWN, "sharding": "zero3"}}, "train.sharding", "zero3 spreads experts with everything else"),
         ({"train": {**OWN, "sharding": "fsdp", "offload": "all"}}, "train.offload", "are not offloaded"),
         ({"train": {**OWN, **SHARED}}, "train.context_parallel", "do not share experts as well"),
@@ -102,3 +109,8 @@ def test_a_rule_that_looks_at_a_doubtful_field_is_left_out(doubtful: str) -> Non
 
 def test_names_that_only_begin_alike_are_different_fields() -> None:
     assert len(check(spec(eval={"on_start": True}), {"data.evaluation", "evals"})) == 1
+
+
+def test_what_a_task_does_without_contradicts_nothing() -> None:
+    found = spec(**DPO, data={"train_on": "last_turn", "assistant_only_loss": False})
+    assert not check(found)

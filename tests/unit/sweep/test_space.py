@@ -334,3 +334,21 @@ def test_what_is_wrong_with_a_typed_parameter_is_told_of_it(tmp_path: Path) -> N
         ("command line parameters.lora.rr", "the run spec has no such field"),
         ("command line lora.r", "must be a whole number of at least 1, but is 0"),
     }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "metric", "refused"),
+    [
+        ({"dpo.beta": {"values": [0.1, 0.5]}}, "eval_loss", True),
+        ({"dpo.beta": {"min": 0.1, "max": 0.5}}, "reward_margin", True),
+        ({"dpo": {"values": [{"beta": 0.1}, {"beta": 0.5}]}}, "eval_loss", True),
+        ({"dpo": {"values": [{}, {"beta": 0.1}]}}, "eval_loss", False),
+        ({"dpo.beta": {"values": [0.1, 0.5]}}, "reward_accuracy", False),
+    ],
+)
+def test_rewards_of_other_units_are_not_compared(
+    tmp_path: Path, parameters: dict[str, Any], metric: str, refused: bool
+) -> None:
+    run = {**RUN, "task": "dpo", "lora": {}, "checkpoint": {"best_metric": metric}}
+    found = [problem.what for problem in reading_of(tmp_path, run, parameters=parameters).problems]
+    assert found == ([f"{metric} is measured in units of dpo.beta"] if refused else []), found

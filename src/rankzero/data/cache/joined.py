@@ -43,7 +43,8 @@ def sequences(dataset: Rows, row: int) -> list[tuple[Int32, npt.NDArray[np.bool_
 
 
 def longest_sequences(dataset: Rows) -> Int32:
-    """Tokens of the longest sequence of each row."""
+    """Tokens of the longest sequence of each row. By it rows are kept apart whose positions are computed in different
+    ways: of a preference with an answer on either side, both are computed as the longer one is."""
     begins = dataset.rejected_from
     return dataset.lengths if begins is None else np.maximum(begins, dataset.lengths - begins)
 

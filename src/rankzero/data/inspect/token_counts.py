@@ -90,6 +90,9 @@ def fate(row: Row, rules: TokenRules) -> tuple[str, int, int]:
     those are trained."""
     fates = [_fate(one, rules) for one in row.sequences]
     dropped = next((why for why, *_ in fates if why), "")
+    if not dropped and len(fates) == 2:
+        chosen, rejected = (one.ids[: rules.max_length] for one in row.sequences)
+        dropped = "answers_alike" if chosen == rejected else ""
     if dropped:
         return dropped, 0, 0
     return "", sum(tokens for _, tokens, _ in fates), sum(supervised for *_, supervised in fates)

@@ -99,7 +99,9 @@ class Renderer:
         )
         if isinstance(chosen, RowProblem):
             return chosen
-        return rejected if isinstance(rejected, RowProblem) else replace(chosen, rejected=rejected)
+        if isinstance(rejected, RowProblem):
+            return rejected
+        return _other_prompt(chosen, rejected, conversation.line) or replace(chosen, rejected=rejected)
 
     def _answers(self, conversation: Conversation, image_root: str) -> Rendered | RowProblem:
         pictures = self._pictured(conversation, image_root)
@@ -268,6 +270,22 @@ def _no_preference(conversation: Conversation) -> RowProblem | None:
         hint = "leave the weights out; a turn that does not count has weight 0"
         return RowProblem(line, "weights in a preference", "the row's turns have weights: an answer counts whole", hint)
     return None
+
+
+def _other_prompt(chosen: Rendered, rejected: Rendered, line: int) -> RowProblem | None:
+    """Why two answers, as they are rendered, do not follow the same text: a model would learn to tell them apart by
+    that. One may have more before its first trained character, such as the empty thought that a template opens with."""
+    asked = [row.text[: row.spans[0][0]] if row.spans else row.text for row in (chosen, rejected)]
+    shorter, longer = sorted(asked, key=len)
+    if longer.startswith(shorter):
+        return None
+    at = next(i for i, (one, other) in enumerate(zip(shorter, longer, strict=False)) if one != other)
+    chosen_has, rejected_has = (text[max(0, at - 10) : at + 15] for text in asked)
+    what = (
+        f"the chat template renders what was asked as {chosen_has!r}, and before the rejected answer {rejected_has!r}"
+    )
+    hint = "set data.reasoning: drop, or data.chat_template to one that leaves earlier turns alone"
+    return RowProblem(line, "two prompts", what, hint)
 
 
 def _misplaced(text: str, conversation: Conversation, vision: ImageRules) -> RowProblem | None:

@@ -197,13 +197,13 @@ class Encoder:
 
 
 def _preference(chosen: Row, rejected: Row) -> Row:
-    """Both as one row, which is dropped where one of them is."""
+    """Both as one row, which is dropped where one of them is, and where nothing that was left tells them apart."""
     at = len(chosen.ids)
     return Row(
         chosen.ids + rejected.ids,
         [*chosen.ranges, *((start + at, end + at) for start, end in rejected.ranges)],
         truncated=chosen.truncated or rejected.truncated,
-        dropped=chosen.dropped or rejected.dropped,
+        dropped=chosen.dropped or rejected.dropped or ("answers_alike" if chosen.ids == rejected.ids else ""),
         straddles=chosen.straddles or rejected.straddles,
         unopened=chosen.unopened or rejected.unopened,
         notes=tuple(dict.fromkeys((*chosen.notes, *rejected.notes))),

@@ -14,7 +14,7 @@ from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.preferences import PreferenceHead
 from rankzero.engine.tasks.protocol import Meter, Task
 from rankzero.engine.tasks.sft import head_over_vocabulary, text_collator
-from rankzero.spec.run_spec import DpoSpec, RunSpec
+from rankzero.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from rankzero.engine.inputs import Inputs
@@ -49,8 +49,7 @@ class DirectPreferenceOptimization:
         return text_collator(padding_free=padding_free)
 
     def head(self, parallel: Parallel, spec: RunSpec) -> Head:
-        settings = spec.dpo or DpoSpec()
-        return PreferenceHead(head_over_vocabulary(parallel, spec), parallel, beta=settings.beta)
+        return PreferenceHead(head_over_vocabulary(parallel, spec), parallel, beta=spec.beta)
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         return -torch.nn.functional.logsigmoid(logits_NV[:, 0] - logits_NV[:, 1]).sum()

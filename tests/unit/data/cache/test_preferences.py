@@ -132,6 +132,35 @@ def test_the_length_is_that_of_a_sequence(over_length: str, tmp_path: Path) -> N
         assert all(trained.any() for number in range(2) for _, trained in sequences(cut, number))
 
 
+def test_answers_that_a_cut_leaves_alike_teach_nothing(tmp_path: Path) -> None:
+    same = "The same words, " * 60
+    rows = [*preference_rows(2), {"prompt": "Q?", "chosen": f"{same}yes", "rejected": f"{same}no"}]
+    whole = tokenised(tmp_path / "whole.jsonl", rows, trains="preferences")
+    cut = tokenised(tmp_path / "cut.jsonl", rows, trains="preferences", max_length=200)
+    assert len(whole) == 3 and len(cut) == 2 and cut.stats.dropped == {"answers_alike": 1}
+
+
+def test_what_was_asked_is_rendered_alike_before_both_answers(tmp_path: Path) -> None:
+    """A template that prints earlier turns by what comes later would tell the answers apart by it."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages[-1].content|length < 9 %}Hm. "
+        "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    asked = [{"role": "user", "content": "Q"}]
+    row = {"prompt": asked, "chosen": "Short.", "rejected": "A longer answer."}
+    path = write_jsonl(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(DataError, match="two prompts|renders what was asked|rewrites") as raised:
+        prepare(
+            [SourceSpec(path=str(path))],
+            tiny_tokenizer(chat_template=template),
+            TokenRules(trains="preferences"),
+            cache_root(),
+            workers=1,
+        )
+    assert raised.value.problems[0].where.endswith("rows.jsonl:1")
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one answer": ({"prompt": "a", "completion": "b"}, "no rejected answer"),
     "a label": ({"text": "a", "label": "b"}, "no rejected answer"),

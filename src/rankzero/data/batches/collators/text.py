@@ -48,6 +48,11 @@ class MicroBatch:
     worse. None where rows are no preferences."""
 
     @property
+    def sequences(self) -> int:
+        """How many there are of its rows, none of which sees another."""
+        return len(self.rows) if self.answer_N is None else 2 * len(self.rows)
+
+    @property
     def losses(self) -> float | torch.Tensor:
         """What its losses are multiplied by, summed up: their number where all count in full."""
         if self.answer_N is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
@@ -117,17 +118,21 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
     asked, said, problems, noted = _asked(row, chosen, line, slots)
     prompt, more = _prompt(asked, chosen, line, slots)
     prompt, problems = (*said, *prompt), problems + more
-    shared = 0
-    if not prompt:  # both lists begin with what was asked
-        while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
-            shared += 1
+    shared = 0 if prompt else _shared_turns(chosen, rejected)
     better, more = read_messages(chosen, line, "chosen", slots)
     worse, still_more = read_messages(rejected[shared:], line, "rejected", other)
     problems = problems + more + still_more
-    for key, turns in (("chosen", better[shared:]), ("rejected", worse)):
-        if not problems and turns[-1].role != "assistant":
+    before = 0
+    if not problems:
+        before, worse = _answers(prompt, better, worse, chosen[:shared], line)
+    answers = (("chosen", better[before:]), ("rejected", worse))
+    for key, turns in answers if not problems else ():
+        if turns[-1].role != "assistant":
             what = f"`{key}` ends with a {turns[-1].role} turn"
             problems = [*problems, RowProblem(line, "no assistant turn", what, "an answer is an assistant turn")]
+    if not problems and any(turns[0].role != "assistant" for _, turns in answers):
+        what = "`chosen` and `rejected` do not follow the same turns"
+        problems = [RowProblem(line, "two prompts", what, "of a pair both are answers to the same question")]
     if not problems and other.used:
         what, hint = "`rejected` names images of its own", "images belong to the prompt, which both answers share"
         problems = [RowProblem(line, "image without a place", what, hint)]
@@ -136,7 +141,39 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
         return result
     rules = result.rules if isinstance(result, Noted) else ()
     (whole,) = result.conversations if isinstance(result, Noted) else (result,)
-    return preference(whole, worse, len(better) - shared, line, rules)
+    return preference(whole, worse, len(better) - before, line, rules)
+
+
+def _shared_turns(chosen: list[Any], rejected: list[Any]) -> int:
+    """How many turns both lists begin with that are no answer's: one that has begun differs from there on."""
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
+        shared += 1
+    while shared and _is_answering(chosen[shared - 1]):
+        shared -= 1
+    return shared
+
+
+def _is_answering(turn: object) -> bool:
+    return isinstance(turn, dict) and role_of(turn.get("role", turn.get("from"))) == "assistant"
+
+
+def _answers(
+    prompt: Sequence[Message], better: tuple[Message, ...], worse: tuple[Message, ...], shared: list[Any], line: int
+) -> tuple[int, tuple[Message, ...]]:
+    """With how many of the turns of the better answer's list it does not begin yet, and the worse one's turns. `shared`
+    are those at the beginning of the first that both lists have: one may become several when it is read."""
+    before = len(read_messages(shared, line, "chosen", Slots({}, line))[0])
+    again = [(turn.role, turn.content) for turn in worse[: len(prompt)]]
+    if prompt and again == [(turn.role, turn.content) for turn in prompt]:  # what was asked once more
+        worse = worse[len(prompt) :] or worse
+    while len(worse) > 1 and before < len(better) - 1 and better[before].role != "assistant":
+        if better[before] != worse[0]:  # the same in another way of writing is
+            break
+        before, worse = before + 1, worse[1:]
+    if not before and len(worse) == 1 and worse[0].role == "assistant" and better[0].role != "assistant":
+        before = len(better) - 1  # the one is a whole dialogue, the other an answer in it
+    return before, worse
 
 
 def _asked(

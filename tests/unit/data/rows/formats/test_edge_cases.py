@@ -145,7 +145,7 @@ def tree(root: Row) -> Row:
 
 
 def prefer(*turns: tuple[str, Any]) -> Row:
-    return {"chosen": chat(*turns)["messages"], "rejected": chat(("user", "q"), ("assistant", "bad"))["messages"]}
+    return {"chosen": chat(*turns)["messages"], "rejected": chat(*turns[:-1], ("assistant", "bad"))["messages"]}
 
 
 NONE: tuple[Row, str] = ({}, "unknown row shape")
@@ -347,3 +347,80 @@ def test_texts_and_parts_and_a_late_loss_in_one_file() -> None:
     result = parsed("\n".join(json.dumps(row) for row in rows).encode())
     assert not result.problems and set(result.formats) == set(FORMATS)
     assert [conversation.messages[1].train for conversation in result.conversations[:3]] == [None, None, False]
+
+
+CALL = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
+OTHER_CALL = {"type": "tool_use", "id": "c2", "name": "add", "input": {"a": 2}}
+
+
+def said(role: str, content: Any) -> Row:
+    return {"role": role, "content": content}
+
+
+def result(of: str, text: str) -> Row:
+    return {"type": "tool_result", "tool_use_id": of, "content": text}
+
+
+TWO_RESULTS = [
+    said("user", "q"),
+    said("assistant", [{"type": "text", "text": "ok"}, CALL, OTHER_CALL]),
+    said("user", [result("c1", "one"), result("c2", "two")]),
+]
+RESULT_AND_TEXT = [
+    said("user", "q"),
+    said("assistant", [CALL]),
+    said("user", [result("c1", "one"), {"type": "text", "text": "and now?"}]),
+]
+FUNCTIONS = [
+    {"from": "human", "value": "q"},
+    {"from": "gpt", "value": "let me see"},
+    {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+    {"from": "observation", "value": "1"},
+]
+GOOD, BAD = said("assistant", "good"), said("assistant", "bad")
+PAIRS: dict[str, Row] = {
+    "one turn that is read as several": {"chosen": [*TWO_RESULTS, GOOD], "rejected": [*TWO_RESULTS, BAD]},
+    "a result and words in one turn": {"chosen": [*RESULT_AND_TEXT, GOOD], "rejected": [*RESULT_AND_TEXT, BAD]},
+    "several turns that are read as one": {"chosen": [*FUNCTIONS, GOOD], "rejected": [*FUNCTIONS, BAD]},
+    "a dialogue and an answer": {"prompt": "q", "chosen": [said("user", "q"), GOOD], "rejected": [BAD]},
+    "the same without a prompt": {"chosen": [said("user", "q"), GOOD], "rejected": [BAD]},
+    "an answer and a dialogue": {"prompt": "q", "chosen": [GOOD], "rejected": [said("user", "q"), BAD]},
+    "the same with a list": {"prompt": [said("user", "q")], "chosen": [GOOD], "rejected": [said("user", "q"), BAD]},
+    "the same written in two ways": {
+        "chosen": [said("user", "q"), GOOD],
+        "rejected": [said("user", [{"type": "text", "text": "q"}]), BAD],
+    },
+    "answers that differ from their first turn on": {
+        "chosen": [said("user", "q"), said("assistant", "a"), said("user", "r"), GOOD],
+        "rejected": [said("user", "q"), said("assistant", "a"), said("user", "s"), BAD],
+    },
+    "texts": {"prompt": "q", "chosen": "good", "rejected": "bad"},
+} | {f"{name} of the fixtures": row for name, row in enumerate(ROWS["preference"])}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_both_answers_of_a_preference_follow_the_same(case: str) -> None:
+    (pair,) = parsed(json.dumps(PAIRS[case]).encode(), "preference").conversations
+    chosen, rejected = pair.with_chosen, pair.with_rejected
+    before = len(chosen.messages) - pair.preferred
+    assert chosen.messages[:before] == rejected.messages[:before] and pair.preferred
+    assert all(turn.train is False or turn.role == "prompt" for turn in chosen.messages[:before])
+    for one in (chosen, rejected):
+        assert (
+            one.messages[before].role in ("assistant", "completion")
+            and one.messages[-1].role == one.messages[before].role
+        )
+    assert chosen.messages[before:] != rejected.messages[before:]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [said("user", "q"), GOOD], "rejected": [said("user", "other"), BAD]},
+        {"system": "s", "prompt": "q", "chosen": [GOOD], "rejected": [said("system", "s"), said("user", "q"), BAD]},
+        {"chosen": [said("user", "q"), said("user", "more"), GOOD], "rejected": [said("user", "q"), BAD]},
+    ],
+)
+def test_answers_to_two_questions_are_no_preference(row: Row) -> None:
+    (problem,) = parsed(json.dumps(row).encode(), "preference").problems
+    assert problem.reason == "two prompts" and "do not follow the same turns" in problem.what
