@@ -85,6 +85,8 @@ def with_worse(
     if len(worse) > 1:
         most = min(len(worse), len(turns)) - 1
         shared = next((i for i in range(most) if not _same(worse[i], turns[i])), most)
+        while shared and turns[shared - 1].role == "assistant":  # an answer that has begun differs from there on
+            shared -= 1
         worse = worse[shared:]
     for name, last in (("the row", turns[-1]), (f"`{key}`", worse[-1])):
         if last.role not in ("assistant", "completion"):
@@ -114,6 +116,9 @@ def preference(
         rules = tuple(dict.fromkeys((*rules, *more)))
     problems = problems or answers_without_calls((*whole.messages, *worse), line)
     at = len(whole.messages) - preferred
+    if whole.templated and {whole.messages[at].role, worse[0].role} != {"assistant"}:
+        what, hint = "its two answers do not follow the same turns", "of a pair both are answers to the same question"
+        problems = [*problems, RowProblem(line, "two prompts", what, hint)]
     turns = (*untrained(whole.messages[:at]), *whole.messages[at:]) if whole.templated else whole.messages
     row = replace(whole, messages=turns, rejected=worse, preferred=preferred, completion_only=True)
     return problems or with_rules(row, rules)

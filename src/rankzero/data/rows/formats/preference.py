@@ -130,9 +130,6 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
         if turns[-1].role != "assistant":
             what = f"`{key}` ends with a {turns[-1].role} turn"
             problems = [*problems, RowProblem(line, "no assistant turn", what, "an answer is an assistant turn")]
-    if not problems and any(turns[0].role != "assistant" for _, turns in answers):
-        what = "`chosen` and `rejected` do not follow the same turns"
-        problems = [RowProblem(line, "two prompts", what, "of a pair both are answers to the same question")]
     if not problems and other.used:
         what, hint = "`rejected` names images of its own", "images belong to the prompt, which both answers share"
         problems = [RowProblem(line, "image without a place", what, hint)]

@@ -394,13 +394,17 @@ PAIRS: dict[str, Row] = {
         "chosen": [said("user", "q"), said("assistant", "a"), said("user", "r"), GOOD],
         "rejected": [said("user", "q"), said("assistant", "a"), said("user", "s"), BAD],
     },
+    "a later turn of the person differs": {
+        "messages": [said("user", "q"), said("assistant", "a"), said("user", "r"), GOOD],
+        "rejected_messages": [said("user", "q"), said("assistant", "a"), said("user", "s"), BAD],
+    },
     "texts": {"prompt": "q", "chosen": "good", "rejected": "bad"},
 } | {f"{name} of the fixtures": row for name, row in enumerate(ROWS["preference"])}
 
 
 @pytest.mark.parametrize("case", PAIRS)
 def test_both_answers_of_a_preference_follow_the_same(case: str) -> None:
-    (pair,) = parsed(json.dumps(PAIRS[case]).encode(), "preference").conversations
+    (pair,) = parsed(json.dumps(PAIRS[case]).encode()).conversations
     chosen, rejected = pair.with_chosen, pair.with_rejected
     before = len(chosen.messages) - pair.preferred
     assert chosen.messages[:before] == rejected.messages[:before] and pair.preferred
@@ -419,8 +423,9 @@ def test_both_answers_of_a_preference_follow_the_same(case: str) -> None:
         {"chosen": [said("user", "q"), GOOD], "rejected": [said("user", "other"), BAD]},
         {"system": "s", "prompt": "q", "chosen": [GOOD], "rejected": [said("system", "s"), said("user", "q"), BAD]},
         {"chosen": [said("user", "q"), said("user", "more"), GOOD], "rejected": [said("user", "q"), BAD]},
+        {"messages": [said("user", "q"), GOOD], "rejected_messages": [said("user", "other"), BAD]},
     ],
 )
 def test_answers_to_two_questions_are_no_preference(row: Row) -> None:
-    (problem,) = parsed(json.dumps(row).encode(), "preference").problems
+    (problem,) = parsed(json.dumps(row).encode()).problems
     assert problem.reason == "two prompts" and "do not follow the same turns" in problem.what
