@@ -62,7 +62,7 @@ def test_pass_size(tokens: int, tmp_path: Path, tiny: Path, one_process: RunSpec
     assert_same_curve(spec, one_process)
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("nproc", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_process_count(nproc: int, tmp_path: Path, tiny: Path, one_process: RunSpec) -> None:
     spec = spec_in(tmp_path, tiny)
     report = run_processes_here(spec, nproc)

@@ -74,7 +74,13 @@ def allocated(one_pass: Any, trace: Path) -> int:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES)
+SHOWN_BY_OTHERS = "adapters"
+"""Adapters are on experts, too."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case == SHOWN_BY_OTHERS else case for case in CASES]
+)
 def test_a_simulated_pass_takes_what_torch_allocates(case: str, tmp_path: Path) -> None:
     """Within 5 %."""
     family, settings, dtype, recomputing = CASES[case]
