@@ -73,11 +73,11 @@ def allocated(one_pass: Any, trace: Path) -> int:
     return most
 
 
-@pytest.mark.filterwarnings("ignore")
 SHOWN_BY_OTHERS = "adapters"
-"""Adapters are on experts, too."""
+"""Experts have them, too."""
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow) if case == SHOWN_BY_OTHERS else case for case in CASES]
 )
