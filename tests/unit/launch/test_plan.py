@@ -292,6 +292,14 @@ def test_without_a_container_nothing_is_read_only(how: dict[str, Any], runtime: 
     assert raised.value.problems[0].where == f"cluster.yaml storage.cache.{next(iter(how))}"
 
 
+@pytest.mark.parametrize(
+    ("resume", "said"), [("refuse", "/outputs/runs/r"), ("continue", "/outputs/runs/r"), ("new", None)]
+)
+def test_objects_name_the_results_where_no_pod_chooses(resume: str, said: str | None) -> None:
+    for made in render(plan(run_spec(resume=resume))):
+        assert made["metadata"]["annotations"].get("rankzero.dev/run-dir") == said
+
+
 def test_changes_change_the_hash_and_claims_do_not() -> None:
     def digest(cluster: ClusterSpec) -> str:
         return str(render(plan(cluster=cluster))[-1]["metadata"]["annotations"]["rankzero.dev/spec-hash"])

@@ -96,6 +96,16 @@ def test_a_base_that_is_shipped_with_the_run_is_not_there_for_its_server(tmp_pat
             serving_objects(str(tmp_path / "run.yaml"), str(tmp_path / "place.yaml"))
 
 
+def test_a_directory_that_the_pods_choose_is_not_served(tmp_path: Path) -> None:
+    objects(tmp_path, "rook-ceph-1x2")
+    with (tmp_path / "run.yaml").open("a", encoding="utf-8") as spec:
+        spec.write("resume: new\n")
+    with pytest.raises(ConfigError, match="the run may be in a directory beside") as caught:
+        serving_objects(str(tmp_path / "run.yaml"), "rook-ceph-1x2")
+    [problem] = caught.value.problems
+    assert problem.where == "resume" and "rankzero status alpaca-qwen3-8b" in problem.hint
+
+
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(PROFILES)
 

@@ -217,6 +217,20 @@ class TestGone:
         assert run_status(self.left(kind="slurm")).phase == "Stopped"
 
 
+@pytest.mark.parametrize(("told", "named_by_pods"), [("/outputs/runs/r-6097e6", True), (".", False), ("", False)])
+def test_the_results_are_where_the_pods_say(told: str, named_by_pods: bool) -> None:
+    """With `resume: new` that may be a directory beside the one that run.yaml names. A pod that could not read its spec
+    knows none."""
+    evidence = named("healthy_succeeded").evidence
+    pods = copy.deepcopy(evidence.pods)
+    for pod in pods:
+        ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+        ended["message"] = json.dumps({"rankzero": 1, "outcome": "done", "exit_code": 0, "run_dir": told})
+    status = run_status(replace(evidence, pods=pods))
+    place = told if named_by_pods else "/outputs/runs/alpaca-qwen3-8b"
+    assert status.run_dir == place and status.verdict.endswith(f"in {place}")
+
+
 def test_newest_pod_counts_and_older_ones_are_restarts() -> None:
     status = run_status(named("healthy_after_restart").evidence)
     assert [(node.node, node.state, node.restarts, node.host) for node in status.nodes] == [

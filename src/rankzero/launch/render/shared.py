@@ -30,10 +30,10 @@ def run_labels(plan: Plan, role: str | None = None) -> dict[str, str]:
 
 
 def run_annotations(plan: Plan) -> dict[str, str]:
-    """Annotations of every object."""
+    """Annotations of every object. Which directory a run with `resume: new` takes, only its pods know."""
     own = {
         labels.RUN_NAME: str(plan.run.name),
-        labels.RUN_DIR: plan.run_dir,
+        **({} if plan.run.resume == "new" else {labels.RUN_DIR: plan.run_dir}),
         labels.NODES: str(plan.cluster.num_nodes),
         labels.NPROC: str(plan.cluster.nproc_per_node),
     }

@@ -180,8 +180,9 @@ def _last_words(joined: JoinedEvidence) -> list[LastWords]:
 
 
 def _run_dir(joined: JoinedEvidence) -> str:
-    told = next((words.run_dir for words in _last_words(joined) if words.run_dir), "")
-    return joined.annotation(labels.RUN_DIR) or told
+    """First by what its pods said, since `resume: new` is decided there; one that could not read its spec says `.`."""
+    told = (words.run_dir for words in _last_words(joined) if words.run_dir.startswith("/"))
+    return next(told, "") or joined.annotation(labels.RUN_DIR)
 
 
 def _restarts(joined: JoinedEvidence) -> int:

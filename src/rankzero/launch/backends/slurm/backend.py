@@ -149,7 +149,8 @@ class SlurmBackend:
         about, number = state.about, state.job
         ended = self._end(state, say)
         if claims and about:
-            say(f"results stay where they are: {about.get('annotations', {}).get(labels.RUN_DIR, '')}")
+            where = about.get("annotations", {}).get(labels.RUN_DIR)
+            say(f"results stay where they are{f': {where}' if where else ''}")
         return [*([f"job {number}"] if ended else []), *state.remove()]
 
     def _end(self, state: RunState, say: Say) -> bool:
