@@ -141,12 +141,15 @@ def _claim_note(manifest: Manifest, there: Manifest) -> str:
 def another_setting(config: Manifest, there: Manifest | None) -> list[Problem]:
     """Why the directory of the run that `there` describes cannot take the one that `config` describes.
 
-    Both are ConfigMaps. A run that finished has left checkpoints, so its pods would refuse with exit code 78.
+    Both are ConfigMaps. A run that finished has left checkpoints, so its pods would refuse with exit code 78. Where one
+    with `resume: new` left them is not known here.
     """
     if config["kind"] != "ConfigMap" or there is None:
         return []
     old, new = _spec(there), _spec(config)
-    if old is None or new is None or new.resume != "refuse" or (old.name, old.output_dir) != (new.name, new.output_dir):
+    if old is None or new is None or old.resume == "new" or new.resume != "refuse":
+        return []
+    if (old.name, old.output_dir) != (new.name, new.output_dir):
         return []
     allowed = NodeSettings.from_json(text(config, "data", "node.json")).options.allow_changes
     changes = [

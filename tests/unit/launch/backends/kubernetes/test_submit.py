@@ -178,6 +178,14 @@ def test_what_becomes_of_another_setting_can_be_said_beforehand(bench: Bench, re
     assert f"resume: {resume}" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
 
 
+def test_a_run_that_took_a_directory_beside_keeps_nobody_from_the_one_of_its_name(bench: Bench) -> None:
+    """What is in that one, only pods know: here the setting that was there before."""
+    for steps, resume in ((10, "refuse"), (20, "new"), (10, "refuse")):
+        bench.submit(objects(steps=steps, run={"resume": resume}))
+        bench.cluster.world.run_down()
+    assert "max_steps: 10" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
 def test_a_parked_statefulset_is_made_again(bench: Bench) -> None:
     manifests = start(bench, kind="statefulset")
     parked = bench.cluster.get("statefulsets", "r")
