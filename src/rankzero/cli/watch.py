@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
+    from rankzero.launch.backend import LogLine
     from rankzero.launch.evidence import Evidence
 
 HERE_SECONDS, THERE_SECONDS = 1.0, 5.0
@@ -89,13 +91,28 @@ def page_of_here(root: Path, width: int) -> tuple[str, bool]:
 
 def page_of_cluster(evidence: Evidence, width: int) -> tuple[str, bool]:
     """A run of a cluster, from one look at it."""
+    from rankzero.cli.log_view import as_line
     from rankzero.launch.status import as_text, run_status
-    from rankzero.wording import printable
 
     status = run_status(evidence)
-    newest = [line for log in evidence.logs.values() for line in log.splitlines()[-LINES:]]
     text = as_text(status, width=width, colour=True)
-    return text + "\n" + "\n".join(printable(line)[:width] for line in newest[-LINES:]) + "\n", status.is_over
+    newest = [as_line(line, colour=False)[:width] for line in newest_lines(evidence)]
+    return text + "\n" + "\n".join(newest) + "\n", status.is_over
+
+
+def newest_lines(evidence: Evidence) -> list[LogLine]:
+    """What all pods have said last, by time. A line without one is as old as the line before it."""
+    from rankzero.launch.backend import LogLine
+    from rankzero.launch.log_lines import read_stamp, time_of
+    from rankzero.launch.pods import EARLIEST, parse_pod
+
+    found: list[tuple[datetime, LogLine]] = []
+    for pod in map(parse_pod, evidence.pods):
+        at = EARLIEST
+        for line in evidence.logs.get(pod.name, "").splitlines():
+            at = time_of(line, evidence.now) or at
+            found.append((at, LogLine(pod.node, pod.name, pod.role, read_stamp(line).text)))
+    return [line for _, line in sorted(found, key=lambda one: one[0])[-LINES:]]
 
 
 def gpu_lines() -> list[str]:

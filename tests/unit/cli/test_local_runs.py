@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rankzero.cli.local_runs import as_table, local_runs, sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.run_dir.goodput import Start, StartLine
 from tests.support.cli import Cli
+from tests.support.evidence import named
 from tests.support.unreadable import close
 from tests.unit.run_dir.test_setting import save
 
@@ -213,6 +215,19 @@ def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GPU  0   97 %  1,000 of 80,000 MiB" in lines
     assert "two" in lines
     assert all(len(line) <= 60 for line in lines if "\x1b" not in line and str(two) not in line)
+
+
+def test_the_page_of_a_run_elsewhere_ends_with_what_its_nodes_said_last() -> None:
+    """However many there are, each line with its node instead of the time that it was fetched with."""
+    evidence = named("healthy_running").evidence
+    first, second = (pod["metadata"]["name"] for pod in evidence.pods)
+    one = "\n".join(f"2026-11-21T12:29:{second:02}.000000001Z [TRAIN] step {second}" for second in range(10, 20))
+    other = "".join(f"2026-11-21T12:1{minute}:00Z waits {minute}\n" for minute in range(9)) + "\nno time"
+    text, over = watch.page_of_cluster(replace(evidence, logs={first: one, second: other}), 60)
+    assert not over
+    assert text.splitlines()[-6:] == [f"[node 0] [TRAIN] step {second}" for second in range(14, 20)]
+    text, _ = watch.page_of_cluster(replace(evidence, logs={second: other}), 60)
+    assert text.splitlines()[-3:] == ["[node 1] waits 8", "[node 1] ", "[node 1] no time"]
 
 
 SMI = f"""#!{sys.executable}
