@@ -180,7 +180,7 @@ def _quota(message: str, asked: Asked) -> Reason | None:
 def _request_missing(name: str, what: str, subject: str) -> Reason:
     """A quota on a resource wants every container to say how much of it it takes."""
     resources = list(dict.fromkeys(re.findall(r"(?:requests|limits)\.[\w./-]+|\b(?:cpu|memory)\b", what)))
-    fields = listed(_UNSAID_FIELDS.get(one, f"resources ({one})") for one in resources)
+    fields = listed(_UNSAID_FIELDS.get(one, f"pod_patch ({one})") for one in resources)
     return Reason(
         "request-missing",
         f"{subject}: ResourceQuota {name} wants every container to say {listed(resources) or what}",
@@ -214,9 +214,11 @@ def field_of(resource: str) -> str:
         return known[resource]
     if resource.startswith("rdma/") or "rdma" in resource or resource.endswith("/efa"):
         return "resources.rdma_devices"
+    if resource.endswith("ephemeral-storage"):
+        return "pod_patch (ephemeral-storage)"
     if "storage" in resource:
         return "storage.<name>.size"
-    return "nproc_per_node" if "/" in resource else f"resources ({resource})"
+    return "nproc_per_node" if "/" in resource else f"pod_patch ({resource})"
 
 
 def _admission(message: str, asked: Asked) -> Reason | None:

@@ -132,6 +132,10 @@ def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> 
 
 
 def _too_large(pod: Pod, who: str, resource: str, quantity: str, most: str, name: str, hosts: list[Host]) -> Finding:
+    if not name and "/" not in resource:  # Kubernetes' own: no device plugin offers them
+        cause = f"{who} asks for {resource}: {quantity}, and no host offers any"
+        fix = f"take {resource} out of pod_patch in cluster.yaml, or add hosts that offer it"
+        return Finding("no-such-resource", "broken", cause, fix)
     if not name:
         others = similar(hosts, resource)
         offers = f"; they offer {listed(others)}" if others else ""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 
 from rankzero.launch.diagnose import Finding, diagnose
+from rankzero.launch.refusals import Asked, reason_in
 from rankzero.launch.status import run_status
-from tests.support.evidence import Prepared, prepared
+from tests.support.evidence import Prepared, named, prepared
 
 SICK = [one for one in prepared() if one.expect["code"] is not None]
 WELL = [one for one in prepared() if one.expect["code"] is None]
@@ -71,3 +75,33 @@ def test_findings_rest_on_evidence(one: Prepared) -> None:
         assert len(finding.cause) <= 400
         assert "\n" not in finding.cause + finding.fix
         assert all(len(line) <= 300 for line in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("resource", "has", "fix"),
+    [
+        ("ephemeral-storage", None, "take ephemeral-storage out of pod_patch"),
+        ("ephemeral-storage", "50Gi", "set pod_patch (ephemeral-storage) in cluster.yaml to at most 50Gi"),
+        ("hugepages-2Mi", None, "take hugepages-2Mi out of pod_patch"),
+        ("nvidia.com/gpu", None, "install the device plugin that offers nvidia.com/gpu"),
+    ],
+)
+def test_what_only_pod_patch_asks_for_comes_from_no_device_plugin(resource: str, has: str | None, fix: str) -> None:
+    evidence = copy.deepcopy(named("gpu_too_many").evidence)
+    for pod in evidence.pods:
+        pod["spec"]["containers"][0]["resources"] = {"requests": {resource: "100Gi"}}
+        pod["status"]["conditions"][0]["message"] = f"0/3 nodes are available: 3 Insufficient {resource}."
+    for node in evidence.nodes or ():
+        node["status"]["allocatable"] = {"cpu": "64"} if has is None else {"cpu": "64", resource: has}
+    (found, *_) = diagnose(replace(evidence, events=()))
+    assert resource in found.cause and fix in found.fix
+    assert ("device plugin" in found.fix) == ("/" in resource)
+
+
+def test_a_quota_of_what_only_pod_patch_says_is_told_with_it() -> None:
+    unsaid = "limits.ephemeral-storage for: node; limits.cpu for: node"
+    found = reason_in(
+        f'pods "r-0" is forbidden: failed quota: q: must specify {unsaid}',
+        Asked("Job/r cannot make its pod", kind="Job"),
+    )
+    assert found is not None and "set pod_patch (limits.ephemeral-storage), resources.limits.cpu" in found.fix
