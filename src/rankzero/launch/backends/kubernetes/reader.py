@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rankzero.errors import ServiceError
+from rankzero.errors import ConfigError, ServiceError
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.resources import CLAIM
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.resource import POD
+from rankzero.launch.untyped_json import maps, text
 
 READY_SECONDS, LOOK_SECONDS = 300.0, 1.0
 _NEVER = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull")
@@ -19,8 +21,10 @@ _NEVER = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContain
 
 @contextmanager
 def there_meanwhile(api: Api, pod: Manifest, say: Say) -> Iterator[None]:
-    """From when its container runs. Raises ApiError, or ServiceError where it does not get to run in READY_SECONDS."""
+    """From when its container runs. Raises ApiError; ConfigError where a claim of it is not there, for which it would
+    only wait; ServiceError where it does not get to run in READY_SECONDS."""
     name = str(pod["metadata"]["name"])
+    _look_for_claims(api, pod)
     try:
         api.write("POST", POD, name, pod)
     except ApiError as error:
@@ -35,6 +39,21 @@ def there_meanwhile(api: Api, pod: Manifest, say: Say) -> Iterator[None]:
         except ApiError as error:
             if error.status != 404:
                 say(f"the pod {name} could not be removed ({error.refusal.message}); it ends by itself")
+
+
+def _look_for_claims(api: Api, pod: Manifest) -> None:
+    for volume in maps(pod, "spec", "volumes"):
+        claim = text(volume, "persistentVolumeClaim", "claimName")
+        try:
+            missing = bool(claim) and api.read(CLAIM, claim) is None
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return
+        if missing:
+            what = f"there is no such claim in namespace {api.place.namespace}"
+            hint = f"correct storage.{volume['name']}.claim in cluster.yaml, or its namespace"
+            raise ConfigError(what, where=f"{CLAIM.kind}/{claim}", hint=hint)
 
 
 def _wait(api: Api, name: str, say: Say) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import AccessError, ServiceError
+from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.labels import Manifest
 from rankzero.launch.render.reader import reader_pod
 from rankzero.persist import pulling
@@ -22,6 +22,12 @@ from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench
 NAME = "rankzero-pull-1"
 RUNS = {"phase": "Running", "containerStatuses": [{"name": "read", "state": {"running": {}}, "restartCount": 0}]}
 RUNS["containerStatuses"][0]["state"]["running"]["startedAt"] = "2026-11-21T08:00:00Z"  # type: ignore[index]
+
+
+@pytest.fixture(autouse=True)
+def claim(bench: Bench) -> None:
+    """Of the volume that is read."""
+    bench.cluster.store.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "outputs"}})
 
 
 def pod(**changes: object) -> Manifest:
@@ -73,7 +79,7 @@ def test_a_run_is_pulled_and_the_pod_is_gone(bench: Bench, tmp_path: Path) -> No
     starts(bench, pending("ContainerCreating", ""), RUNS)
     with bench.backend().reading(pod(), print) as execute:
         assert bench.cluster.names("pods") == [f"pods/{NAME}"]
-        source = CommandSource.find(execute, "/outputs", "r", "outputs:")
+        source = CommandSource.find(execute, "/outputs", "r", "outputs")
         assert pull(source, tmp_path / "here", print).result
     verify_directory(tmp_path / "here" / "final")
     assert bench.cluster.names("pods") == []
@@ -86,7 +92,7 @@ def test_a_connection_that_breaks_is_tried_again(bench: Bench, tmp_path: Path, m
     mounted(tmp_path, bench)
     starts(bench, RUNS)
     with bench.backend().reading(pod(), print) as execute:
-        source = CommandSource.find(execute, "/outputs", "r", "outputs:")
+        source = CommandSource.find(execute, "/outputs", "r", "outputs")
         fault = bench.cluster.fail("GET", "/exec", drop="cut", times=2)
         pull(source, tmp_path / "here", print)
     assert fault.times == 0 and (tmp_path / "here" / "run.yaml").is_file()
@@ -109,6 +115,26 @@ def test_a_pod_that_cannot_start_is_removed_and_told_why(bench: Bench) -> None:
         pytest.fail("it never ran")
     assert "not found: i" in str(raised.value)
     assert bench.cluster.names("pods") == []
+
+
+def test_a_volume_that_is_not_there_is_told_at_once(bench: Bench) -> None:
+    """The scheduler would only wait for it."""
+    bench.cluster.store.drop("persistentvolumeclaims", "outputs")
+    with (
+        pytest.raises(ConfigError, match="no such claim in namespace train") as raised,
+        bench.backend().reading(pod(), print),
+    ):
+        pytest.fail("it never ran")
+    (problem,) = raised.value.problems
+    assert problem.where == "PersistentVolumeClaim/outputs" and "storage.outputs.claim" in problem.hint
+    assert bench.cluster.changes() == []
+
+
+def test_who_may_not_look_for_the_volume_reads_it_all_the_same(bench: Bench) -> None:
+    bench.cluster.forbidden.add(("get", "persistentvolumeclaims"))
+    starts(bench, RUNS)
+    with bench.backend().reading(pod(), print):
+        assert bench.cluster.names("pods") == [f"pods/{NAME}"]
 
 
 def test_a_pod_that_has_no_place_is_given_up(bench: Bench) -> None:
