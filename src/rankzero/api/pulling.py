@@ -150,7 +150,7 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[So
     say(f"{names[-1]} is read from {kept}{how}")
     root = str(outputs.host_path) if on_hosts else outputs.mount  # hosts' directories are this machine's
     with open_backend(spec, say=say).reading(pod, say) as execute:
-        yield _first(lambda name: tried(lambda: CommandSource.find(execute, root, name, f"{kept}:"), say), names)
+        yield _first(lambda name: tried(lambda: CommandSource.find(execute, root, name, kept), say), names)
 
 
 def _first(find: Callable[[str], Source], names: Sequence[str]) -> tuple[Source, str]:

@@ -141,7 +141,7 @@ class CommandSource:
         answer = _json(execute(["python", "-P", "-c", _FIND, mount, run]), where)
         found, others = answer["found"], [posixpath.basename(one) for one in answer["others"]]
         if len(found) == 1:
-            return cls(execute, found[0], f"{where} {found[0]}")
+            return cls(execute, found[0], f"{where}: {found[0]}")
         if found:
             raise ConfigError(f"there are several runs {run}: {', '.join(found)}", where=where, hint="rename one")
         hint = f"there are {', '.join(others)}" if others else "there are no runs on this volume"

@@ -142,6 +142,8 @@ def test_from_a_cluster_through_a_pod(cli: Cli, store: str, monkeypatch: pytest.
     assert done.code == 0, done.err
     assert "r is read from outputs by the pod rankzero-pull-" in done.err
     assert Path("elsewhere/final/weights").read_text() == "w" and len(pods) == 1
+    done = cli("pull other --cluster c.yaml")
+    assert done.code == 78 and "error: outputs: there is no run other\n" in done.err
 
 
 def test_from_hosts_whose_file_system_is_here(cli: Cli, store: str) -> None:

@@ -66,7 +66,7 @@ def source(request: pytest.FixtureRequest, there: RunDir, monkeypatch: pytest.Mo
     volume = there.root.parents[1]
     if request.param == "store":
         return ObjectSource.find(f"file://{volume}", "r")
-    return CommandSource.find(run_python, str(volume), "r", "outputs:")
+    return CommandSource.find(run_python, str(volume), "r", "outputs")
 
 
 def test_all_but_checkpoints_and_a_second_time_nothing(source: Source, there: RunDir, tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ def test_runs_that_are_not_there(there: RunDir) -> None:
     with pytest.raises(ConfigError, match="run.yaml is missing"):
         ObjectSource.find(f"file://{volume}", "other")
     with pytest.raises(ConfigError, match="no run other") as raised:
-        CommandSource.find(run_python, str(volume), "other", "outputs:")
+        CommandSource.find(run_python, str(volume), "other", "outputs")
     assert "there are r" in str(raised.value)
     with pytest.raises(ServiceError, match="not an answer"):
-        CommandSource.find(lambda _command: "motd", str(volume), "r", "outputs:")
+        CommandSource.find(lambda _command: "motd", str(volume), "r", "outputs")
 
 
 def test_names_that_lead_outside_are_refused(source: Source, tmp_path: Path) -> None:
