@@ -30,6 +30,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.backends.kubernetes.stop import training_objects
 from rankzero.launch.backends.kubernetes.streams import Change, Streams
+from rankzero.launch.backends.kubernetes.wait import waits
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.pods import parse_pod
@@ -189,10 +190,12 @@ class Following:
         if not gone and seen.has_log:
             self._follow(uid, pod)
             return
-        words = seen.waits_for
-        if not gone and words is not None and words not in self._said:
-            self._said.add(words)
-            self.api.tell(f"{pod['metadata']['name']} waits: {words}")
+        if gone:
+            return
+        for words in waits(self.run, seen):
+            if words not in self._said:
+                self._said.add(words)
+                self.api.tell(words)
 
     def _follow(self, uid: str, pod: Manifest) -> None:
         if len(self._open()) >= MOST_FOLLOWED and kinds.node_index(pod) != 0:

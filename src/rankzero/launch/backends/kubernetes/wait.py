@@ -15,7 +15,7 @@ from rankzero.launch.backends.kubernetes.kueue import is_queued
 from rankzero.launch.backends.kubernetes.resources import EVENT, ended, is_suspended, label, name_of
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
-from rankzero.launch.pods import parse_pod
+from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.refusals import Asked, reason_in
 from rankzero.launch.resource import JOB, POD, Resource
 from rankzero.launch.untyped_json import text
@@ -93,9 +93,18 @@ def _reasons(api: Api, discovery: Discovery, run: str, job: Manifest, pods: list
             raise StoppedError("it was stopped before it had ended", where=name_of(job), hint=hint)
         yield f"{name_of(job)} waits in queue {label(job, labels.QUEUE)}; `rankzero status {run}` says for what"
     seen = [parse_pod(pod) for pod in pods]
-    yield from (f"{pod.name} waits: {pod.waits_for}" for pod in seen if pod.waits_for is not None)
+    for pod in seen:
+        yield from waits(run, pod)
     if all(pod.is_over for pod in seen):
         yield from _refused(api, job)
+
+
+def waits(run: str, pod: Pod) -> Iterator[str]:
+    """What a pod waits for, and where that is told with a message, as it is of what may never come, who explains it."""
+    if pod.waits_for is not None:
+        yield f"{pod.name} waits: {pod.waits_for}"
+        if ": " in pod.waits_for:
+            yield f"  `rankzero status {run}` says what to do about that"
 
 
 def _refused(api: Api, job: Manifest) -> Iterator[str]:

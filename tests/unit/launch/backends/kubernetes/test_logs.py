@@ -51,6 +51,14 @@ def test_waiting_is_spoken(bench: Bench) -> None:
     bench.said.reactions["waits: ImagePullBackOff: no such image"] = bench.cluster.world.release
     bench.submit(objects(num_nodes=1))
     assert texts(follow(bench)) == ["at last"]
+    assert sum("`rankzero status r` says what to do" in line for line in bench.said) == 1
+
+
+def test_what_takes_its_usual_course_asks_nobody_to_look(bench: Bench) -> None:
+    bench.cluster.script("node", 0, [("wait", "ContainerCreating", ""), *life("at last")])
+    bench.submit(objects(num_nodes=1))
+    assert texts(follow(bench)) == ["at last"]
+    assert not bench.heard("rankzero status")
 
 
 def test_a_statefulset_ends_when_it_is_parked(bench: Bench) -> None:

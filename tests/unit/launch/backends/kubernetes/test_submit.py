@@ -442,7 +442,9 @@ class TestPreparation:
         bench.cluster.ends_idle_watches = True
         bench.said.reactions["ImagePullBackOff"] = bench.cluster.world.release
         bench.submit(objects(prepare="always"))
-        assert bench.heard("waits: ImagePullBackOff: no such image")
+        assert bench.heard("waits: ImagePullBackOff: no such image") and bench.heard(
+            "`rankzero status r` says what to do"
+        )
         assert bench.heard("prepared")
         assert bench.cluster.get("jobs", "r-prepare")["status"]["conditions"][0]["type"] == "Complete"
         assert bench.cluster.changes()[-1] == "PATCH jobs/r"
