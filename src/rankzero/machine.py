@@ -10,16 +10,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
 _CPU_INFO = Path("/proc/cpuinfo")
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
-_MEMORY_PARTS = Path("/sys/fs/cgroup/memory.stat")
+_CGROUP = Path("/sys/fs/cgroup")
+"""Of version 2, or with a directory for each of version 1's controllers."""
 _MEMORY_INFO = Path("/proc/meminfo")
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
@@ -27,11 +26,26 @@ _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 def usable_cores() -> int:
     """Cores of the affinity mask, or fewer where a cgroup's CPU quota is lower; at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+    quota, _, period = _first_of("cpu.max").partition(" ")
+    if not quota:
+        quota, period = _first_of("cpu/cpu.cfs_quota_us"), _first_of("cpu/cpu.cfs_period_us")
+    if not quota.isdecimal() or not period.isdecimal():  # "max" and -1 are no quota
         return cores
+    return max(1, min(cores, int(quota) // int(period)))
+
+
+def _first_of(*names: str) -> str:
+    """What the first of these files of the cgroup that is there says."""
+    for name in names:
+        with suppress(OSError, UnicodeDecodeError):
+            return (_CGROUP / name).read_text(encoding="ascii").strip()
+    return ""
+
+
+def _memory_limit() -> int | None:
+    """In bytes; version 1 says of none a number that no machine has."""
+    limit = _first_of("memory.max", "memory/memory.limit_in_bytes")
+    return int(limit) if limit.isdecimal() else None
 
 
 def cpu_features() -> frozenset[str]:
@@ -92,21 +106,20 @@ _IN_PRECISION = {
 def usable_memory() -> int:
     """Bytes of the machine's memory, or fewer where a cgroup's limit is lower."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(installed, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return installed
+    limit = _memory_limit()
+    return installed if limit is None else min(installed, limit)
 
 
 def available_memory() -> int:
     """Bytes that this process can still take without anything being swapped out or killed: what the kernel can free is
     counted, and a cgroup's limit. 0 where the system does not say."""
     free = _number_after(_MEMORY_INFO, "MemAvailable:") * 1024
-    try:
-        limit, used = (int(path.read_text(encoding="ascii")) for path in (_MEMORY_LIMIT, _MEMORY_USED))
-    except (OSError, ValueError):
+    limit, used = _memory_limit(), _first_of("memory.current", "memory/memory.usage_in_bytes")
+    if limit is None or not used.isdecimal():
         return free
-    return max(0, min(free, limit - used + _number_after(_MEMORY_PARTS, "inactive_file")))
+    files = _number_after(_CGROUP / "memory.stat", "inactive_file")
+    files = files or _number_after(_CGROUP / "memory/memory.stat", "total_inactive_file")
+    return max(0, min(free, limit - int(used) + files))
 
 
 def _number_after(table: Path, word: str) -> int:

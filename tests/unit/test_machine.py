@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankzero import machine
-from rankzero.machine import cpu_features, cpu_kind, local_gpu_count
+from rankzero.machine import (
+    available_memory,
+    cpu_features,
+    cpu_kind,
+    local_gpu_count,
+    usable_cores,
+    usable_memory,
+)
 
 XEON = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -69,6 +77,41 @@ def test_cpus_that_may_round_otherwise_are_of_other_kinds(
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert cpu_kind() == kind
+
+
+V2 = {"cpu.max": "100000 100000", "memory.max": "1000000", "memory.current": "700000"}
+V2["memory.stat"] = "anon 1\ninactive_file 200000\n"
+V1 = {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000", "memory/memory.limit_in_bytes": "1000000"}
+V1 |= {"memory/memory.usage_in_bytes": "700000", "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 200000\n"}
+
+
+@pytest.mark.parametrize("files", [V2, V1], ids=["v2", "v1"])
+def test_a_containers_limits_are_those_of_its_cgroup(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert (usable_cores(), usable_memory(), available_memory()) == (1, 1_000_000, 500_000)
+
+
+NONE_V2 = {"cpu.max": "max 100000", "memory.max": "max", "memory.current": "700000"}
+NONE_V1 = {**V1, "cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": str(2**63 - 4096)}
+
+
+@pytest.mark.parametrize("files", [NONE_V2, NONE_V1, {}], ids=["v2", "v1", "none"])
+def test_without_limits_all_of_the_machine_is_there(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_MEMORY_INFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(7)), raising=False)
+    for name, text in {**files, "meminfo": "MemAvailable: 5 kB"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (usable_cores(), usable_memory(), available_memory()) == (7, installed, 5 * 1024)
 
 
 def test_gpus_of_amd_that_a_container_may_not_use_are_not_counted(
