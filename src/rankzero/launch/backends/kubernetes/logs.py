@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -42,6 +43,9 @@ MOST_FOLLOWED = 64
 LINES_IN_FLIGHT = 10_000
 LAST_LINES_SECONDS = 30.0
 """How long pods may go on talking after their run has ended."""
+PATIENCE_SECONDS = 15.0
+"""How long nothing is said of a run that has no pod."""
+_NO_POD = "no pod"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -106,6 +110,7 @@ class Following:
     _read: set[str] = field(default_factory=set)
     _objects: dict[Resource, dict[str, Manifest]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
+    _had_pods_at: float = 0.0
     _deadline: float | None = None
     _looked_twice: bool = False
     _wanted: Wanted = field(default=Wanted(None))
@@ -157,11 +162,30 @@ class Following:
 
     def _next(self) -> _Item | None:
         if self._deadline is None or any(log.seen.is_over for log in self._open()):
-            return self._queue.get()  # the log of a pod that has ended has an end
+            return self._patient()  # the log of a pod that has ended has an end
         try:
             return self._queue.get(timeout=max(0.0, self._deadline - self.api.clock.monotonic()))
         except queue.Empty:
             return None
+
+    def _patient(self) -> _Item:
+        """Whatever comes next. Says once that no pod has come: why not is told to the object that makes them."""
+        while self._lacks_pods():
+            left = self._had_pods_at + PATIENCE_SECONDS - self.api.clock.monotonic()
+            if left <= 0:
+                self._said.add(_NO_POD)
+                self.api.tell(f"{self.run} has no pod yet; `rankzero status {self.run}` says what is known of it")
+                break
+            with suppress(queue.Empty):
+                return self._queue.get(timeout=left)
+        else:
+            self._had_pods_at = self.api.clock.monotonic()
+        return self._queue.get()
+
+    def _lacks_pods(self) -> bool:
+        """Whether it has none and should have, and nobody has heard of it."""
+        due = [one for one in self._own() if not is_suspended(one) and ended(one) is None]
+        return bool(due) and self._objects.get(POD) == {} and _NO_POD not in self._said
 
     def _take(self, seen: _Seen) -> None:
         """News of pods starts readers; news of other objects tells when it is over."""
@@ -215,8 +239,12 @@ class Following:
         if left:
             self.api.tell(f"the run has ended, but {', '.join(left)} still talks; not waiting for it")
 
+    def _own(self) -> list[Manifest]:
+        """The objects that make its pods."""
+        return [one for kind, each in self._objects.items() if kind is not POD for one in each.values()]
+
     def _is_over(self) -> bool:
-        own = [one for kind, each in self._objects.items() if kind is not POD for one in each.values()]
+        own = self._own()
         trains = [one for one in own if is_training(one)] or [one for one in own if is_preparation(one)]
         if not all(self._has_stopped(one) for one in trains):
             self._deadline = None

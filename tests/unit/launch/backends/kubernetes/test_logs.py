@@ -61,6 +61,23 @@ def test_what_takes_its_usual_course_asks_nobody_to_look(bench: Bench) -> None:
     assert not bench.heard("rankzero status")
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "statefulset"])
+def test_that_there_is_no_pod_is_spoken(bench: Bench, kind: str) -> None:
+    """As where the namespace takes none such: nothing that is followed would ever say a word."""
+    bench.cluster.script("node", 0, [("run",), ("log", "at last"), ("hold",)])
+    bench.cluster.world.refused, bench.cluster.ends_idle_watches = (
+        'violates PodSecurity "restricted:latest": privileged',
+        True,
+    )
+    bench.said.reactions["no pod"] = lambda: setattr(bench.cluster.world, "refused", "")
+    bench.submit(objects(num_nodes=1, kind=kind))
+    line = next(bench.backend().logs("r", LogQuery(follow=True)))
+    assert line.text == "at last"
+    assert [said for said in bench.said if "no pod" in said] == [
+        "r has no pod yet; `rankzero status r` says what is known of it"
+    ]
+
+
 def test_a_statefulset_ends_when_it_is_parked(bench: Bench) -> None:
     for node in (0, 1):
         bench.cluster.script("node", node, [("run",), *numbered(3), ("hold",)])
