@@ -81,6 +81,10 @@ def test_without_rights(gpus: Place) -> None:
     found = checks(gpus, 77)
     assert found["nodes"]["what"] == "may not be read"
     assert found["rights"]["state"] == "wrong" and "jobs" in found["rights"]["what"]
+    gpus.cluster.forbidden |= {("get", "persistentvolumeclaims"), ("get", "secrets")}
+    found = checks(gpus, 77)
+    assert "claim outputs may not be read" in found["storage"]["what"]
+    assert found["secrets"]["what"] == "hf-token may not be read"
 
 
 def test_nobody_answers(gpus: Place) -> None:

@@ -47,6 +47,7 @@ class Surveyor:
     objects: Sequence[Manifest]
     _said: list[str] = field(default_factory=list)
     _doubts: list[Doubt] = field(default_factory=list)
+    _forbidden: set[Resource] = field(default_factory=set)
 
     def look(self) -> Survey:
         """All of it."""
@@ -151,6 +152,9 @@ class Surveyor:
     def _claims(self, needs: Needs) -> Iterator[str]:
         for name in sorted({*needs.claims, *needs.storage_classes}):
             there = self._read(CLAIM, name)
+            if there is None and CLAIM in self._forbidden:
+                yield f"claim {name} may not be read"
+                continue
             if there is None:
                 yield f"claim {name} {'would be made' if name in needs.storage_classes else 'is not there'}"
                 continue
@@ -171,7 +175,8 @@ class Surveyor:
             return "none needed"
         there = [name for name in wanted if self._read(SECRET, name) is not None]
         missing = [name for name in wanted if name not in there]
-        parts = [f"{listed(there)} there" if there else "", f"{listed(missing)} not found" if missing else ""]
+        why = "may not be read" if SECRET in self._forbidden else "not found"
+        parts = [f"{listed(there)} there" if there else "", f"{listed(missing)} {why}" if missing else ""]
         return "; ".join(part for part in parts if part)
 
     def _queue(self, needs: Needs) -> str:
@@ -197,6 +202,8 @@ class Surveyor:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
+            if error.status == 403:
+                self._forbidden.add(resource)
             return None
 
     def _list(self, resource: Resource) -> list[Manifest] | None:
