@@ -284,9 +284,13 @@ _CONSTRAINT_FIELDS = (
 _SECURITY_FIELDS = (
     ("IPC_LOCK", "leave out resources.rdma, which needs IPC_LOCK"),
     ("hostPath", "give storage.<name>.claim in place of storage.<name>.host_path"),
-    ("runAsNonRoot", "remove runAsUser: 0 or runAsNonRoot: false from pod_patch"),
+    (
+        "runAsNonRoot",
+        "set user in cluster.yaml to one above 0, and remove runAsUser: 0 or runAsNonRoot: false from pod_patch",
+    ),
     ("hostNetwork", "remove hostNetwork from pod_patch"),
     ("privileged", "remove privileged from pod_patch"),
+    ("allowPrivilegeEscalation", "remove allowPrivilegeEscalation from pod_patch"),
 )
 
 

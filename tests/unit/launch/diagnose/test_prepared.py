@@ -105,3 +105,16 @@ def test_a_quota_of_what_only_pod_patch_says_is_told_with_it() -> None:
         Asked("Job/r cannot make its pod", kind="Job"),
     )
     assert found is not None and "set pod_patch (limits.ephemeral-storage), resources.limits.cpu" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("forbids", "fixes"),
+    [
+        ("runAsUser=0 (pod must not set runAsUser=0), runAsNonRoot != true (pod must not …)", ["user in cluster.yaml"]),
+        ("privileged (…), allowPrivilegeEscalation != false (…)", ["remove privileged", "remove allowPrivilegeEsc"]),
+    ],
+)
+def test_all_that_pod_security_forbids_is_told_with_its_field(forbids: str, fixes: list[str]) -> None:
+    message = f'pods "r-0" is forbidden: violates PodSecurity "restricted:latest": {forbids}'
+    found = reason_in(message, Asked("Job/r cannot make its pod", kind="Job"))
+    assert found is not None and all(fix in found.fix for fix in fixes)
