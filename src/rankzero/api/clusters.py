@@ -42,8 +42,8 @@ class ClusterRun:
     """Of its objects."""
     kind: str
     namespace: str
-    run_dir: str
-    """As the pods see it."""
+    run_dir: str | None
+    """As the pods see it. None with `resume: new`, until its status says which one they took."""
     backend: Backend
 
     @places_told()
@@ -103,7 +103,7 @@ def submitted(backend: Backend, objects: list[Manifest], plan: Plan, *, say: Say
         ]
         more = [Problem(one.cause, hint=one.fix) for one in found[:2]]
         raise PreparationError([*error.problems, *more], error.exit_code) from error
-    return ClusterRun(plan.name, plan.kind, plan.cluster.namespace, plan.run_dir, backend)
+    return ClusterRun(plan.name, plan.kind, plan.cluster.namespace, plan.known_run_dir, backend)
 
 
 @places_told()

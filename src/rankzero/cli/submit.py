@@ -60,7 +60,8 @@ def submit(
         say("\ninterrupted; the same command continues")
         raise typer.Exit(INTERRUPTED) from None
     if detach:
-        facts = {"run": plan.name, "kind": plan.kind, "namespace": plan.cluster.namespace, "run_dir": plan.run_dir}
+        where = {"namespace": plan.cluster.namespace, "run_dir": plan.known_run_dir}
+        facts = {"run": plan.name, "kind": plan.kind, **where}
         typer.echo(json.dumps(facts) if as_json else f"submitted {plan.name}")
         say(f"rankzero status {plan.name}{place}\nrankzero logs {plan.name} --follow{place}")
         return

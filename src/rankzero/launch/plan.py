@@ -54,8 +54,13 @@ class Plan:
 
     @property
     def run_dir(self) -> str:
-        """The run directory as pods see it."""
+        """The directory of the run's name as pods see it."""
         return posixpath.join(self.run.output_dir, str(self.run.name))
+
+    @property
+    def known_run_dir(self) -> str | None:
+        """The run directory. None with `resume: new`: only the pods know whether another setting has that one."""
+        return None if self.run.resume == "new" else self.run_dir
 
 
 def make_plan(

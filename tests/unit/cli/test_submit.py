@@ -79,6 +79,8 @@ def test_detached(place: Place) -> None:
     assert done.code == 0
     assert json.loads(done.out) == {"run": "r", "kind": "job", "namespace": "train", "run_dir": "/outputs/runs/r"}
     assert "rankzero logs r --follow --cluster cluster.yaml" in done.err
+    done = place("submit run.yaml name=beside resume=new --detach --json")
+    assert json.loads(done.out)["run_dir"] is None, "its pods choose it"
 
 
 def test_another_kind(place: Place) -> None:

@@ -44,7 +44,7 @@ def serving_objects(plan: Plan, wishes: ServingWishes) -> list[Manifest]:
     """Claims that are missing, the Service, and the Deployment. Raises ConfigError where what is served lies on a
     volume that each pod has for itself: pods that train fill it from a URL, or copy it to one, and no others do; or
     among the files that travel with the run, which goes when the run is deleted."""
-    if plan.run.resume == "new":
+    if plan.known_run_dir is None:
         hint = f"`rankzero status {plan.name}` names it after the run: say name and resume: refuse for that one"
         raise ConfigError("the run may be in a directory beside the one of its name", where="resume", hint=hint)
     read = {"output_dir": plan.run_dir}

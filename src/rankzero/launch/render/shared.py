@@ -30,10 +30,10 @@ def run_labels(plan: Plan, role: str | None = None) -> dict[str, str]:
 
 
 def run_annotations(plan: Plan) -> dict[str, str]:
-    """Annotations of every object. Which directory a run with `resume: new` takes, only its pods know."""
+    """Annotations of every object."""
     own = {
         labels.RUN_NAME: str(plan.run.name),
-        **({} if plan.run.resume == "new" else {labels.RUN_DIR: plan.run_dir}),
+        **({labels.RUN_DIR: plan.known_run_dir} if plan.known_run_dir is not None else {}),
         labels.NODES: str(plan.cluster.num_nodes),
         labels.NPROC: str(plan.cluster.nproc_per_node),
     }
