@@ -110,11 +110,12 @@ def finished_before(
     return found
 
 
-def what_is_next(report: dict[str, Any]) -> str:
+def what_is_next(report: dict[str, Any], spec: RunSpec) -> str:
     """What to do with a run that is over."""
     if report["ended_early"]:
         return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
-    return "this run is finished; raise its length (train.num_train_epochs), or give it another name to train again"
+    length = "num_train_epochs" if spec.train.max_steps is None else "max_steps"
+    return f"this run is finished; raise its length (train.{length}), or give it another name to train again"
 
 
 def restore(

@@ -119,7 +119,7 @@ def run(
         finished = finished_before(run_dir, spec, saved, options, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
             sender.finish_what_is_left()
-            logger.info("[DONE] %s", what_is_next(finished))
+            logger.info("[DONE] %s", what_is_next(finished, spec))
             return finished
         claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:

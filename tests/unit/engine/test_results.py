@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from rankzero.engine import samples as engine_samples
 from rankzero.engine import train as loop
+from rankzero.engine.continuing import what_is_next
 from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
 from rankzero.engine.hooks import Hooks
@@ -193,6 +194,12 @@ def test_a_copy_that_fails_keeps_no_other_rank_waiting(
     with pytest.raises(StorageError):
         run_here(spec, report_json=str(tmp_path))
     assert told[-1]["steps"] == 1
+
+
+@pytest.mark.parametrize(("steps", "field"), [(5, "train.max_steps"), (None, "train.num_train_epochs")])
+def test_a_finished_run_names_what_makes_it_longer(steps: int | None, field: str, tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=steps)
+    assert f"({field})" in what_is_next({"ended_early": False}, spec)
 
 
 def test_starts_are_counted_of_one_run_alone(tmp_path: Path, tiny: Path) -> None:
