@@ -57,10 +57,13 @@ def logs(
     with told_of_this_machine(run, cluster):
         _, backend = backend_for(cluster, say)
         name = find_run(backend, run)
-    colour = wants_colour()
+    colour, spoken = wants_colour(), False
     for line in backend.logs(name, query):
         text = json.dumps(log_view.as_json(line)) if as_json else log_view.as_line(line, colour=colour)
         typer.echo(text)
+        spoken = True
+    if not spoken and query == LogQuery(tail=tail) and tail != 0:  # of a part there may be none
+        say(f"no pod of {name} has a log; `rankzero status {name}` says how it is")
 
 
 def log_lines(root: Path, rank: int, tail: int | None, *, follow: bool) -> Iterator[str]:

@@ -45,6 +45,17 @@ def test_following_an_ended_run_ends(finished: Place) -> None:
     assert len(finished("logs r --follow").out.splitlines()) == 6
 
 
+def test_pods_that_have_not_begun_say_nothing_which_is_said(place: Place) -> None:
+    for node in (0, 1):
+        place.cluster.script("node", node, [("wait", "ImagePullBackOff", "no such image"), ("hold",)])
+    place("submit run.yaml --detach")
+    place.cluster.world.run_down()
+    done = place("logs r")
+    assert (done.code, done.out) == (0, "")
+    assert "no pod of r has a log; `rankzero status r` says how it is" in done.err
+    assert "has a log" not in place("logs r --node 1").err, "whoever asks for a part may get none"
+
+
 def test_since_is_handed_on(finished: Place) -> None:
     finished("logs r --since 10m")
     assert any("sinceSeconds=600" in request.path for request in finished.cluster.requests)
