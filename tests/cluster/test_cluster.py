@@ -91,6 +91,21 @@ def test_a_result_is_pulled_from_the_claim(cluster: Cluster) -> None:
     assert_nothing_is_left(cluster, run)
 
 
+def test_another_setting_trains_beside_the_first(cluster: Cluster) -> None:
+    place, run = cluster.cluster_yaml("job"), "beside"
+    words = ("submit", cluster.run_yaml(run), "--cluster", place)
+    assert cluster.rankzero(*words, timeout=1200).code == 0
+    first = cluster.read(f"/outputs/runs/{run}/metrics.jsonl")
+    done = cluster.rankzero(*words, "train.learning_rate=0.02", "resume=new", timeout=1200)
+    assert done.code == 0, done.err
+    there = cluster.until(run, place, ended, "ended")["run_dir"]
+    assert there.startswith(f"/outputs/runs/{run}-") and f"the results are in {there}" in done.out
+    assert cluster.read(f"{there}/metrics.jsonl") != first == cluster.read(f"/outputs/runs/{run}/metrics.jsonl")
+    done = cluster.rankzero(*words, timeout=1200)
+    assert done.code == 0 and f"the results are in /outputs/runs/{run}\n" in done.out, done.out + done.err
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
 def test_warm_pods(cluster: Cluster, local_losses: dict[int, list[float]]) -> None:
     place, project = cluster.cluster_yaml("job"), cluster.folder / "project"
     project.mkdir()
