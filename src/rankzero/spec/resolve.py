@@ -12,6 +12,9 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.yaml_tree import escape, plain_value
 
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")  # YAML folds these where they stand unescaped
+_LATER = ("dpo",)
+"""Sections that an earlier version does not know, in a pod's image say: left out where they say nothing. So objects of
+runs are also what they were, and a run that is under way is not another one."""
 _NOT_THE_RUN = {"name", "output_dir", "output_url", "resume", "tracking"}
 
 
@@ -46,6 +49,9 @@ def spec_hash(spec: RunSpec) -> str:
 def to_yaml(spec: RunSpec) -> str:
     """The spec as a run.yaml that reads back to the same spec."""
     value = spec.model_dump(mode="json")
+    for section in _LATER:
+        if value[section] is None:
+            del value[section]
     text = json.dumps(value, ensure_ascii=False)
     readable = not any(line_end in text for line_end in _LINE_ENDS)
     written: str = yaml.dump(_escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=readable, width=1000)

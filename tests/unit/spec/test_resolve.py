@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -153,3 +154,11 @@ def test_what_stands_for_something_in_a_text_is_only_text_in_a_key(tmp_path: Pat
     made = spec(name="n", data={"train": "t", "chat_template_kwargs": {"${HOME}": "${HOME}", "<<": {"$${x}": 1}}})
     (tmp_path / "run.yaml").write_text(to_yaml(made))
     assert load_run_spec(tmp_path / "run.yaml", env={}).spec == made
+
+
+def test_sections_that_say_nothing_and_came_later_are_not_written() -> None:
+    """An image of the version before reads what this one writes."""
+    plain = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}})
+    assert "dpo" not in yaml.safe_load(to_yaml(plain))
+    pairs = RunSpec.model_validate({**plain.model_dump(), "task": "dpo", "lora": {}, "dpo": {"beta": 0.2}})
+    assert yaml.safe_load(to_yaml(pairs))["dpo"] == {"beta": 0.2}
