@@ -28,7 +28,13 @@ EXACT = 1e-6
 """How close the first step is, from which rounding has not grown yet."""
 
 
-@pytest.mark.parametrize("task", TASKS)
+SHOWN_BY_OTHERS = "nf4"
+"""Layouts of it are compared in test_fsdp.py, too."""
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=pytest.mark.slow) if task == SHOWN_BY_OTHERS else task for task in TASKS]
+)
 def test_the_curve_is_of_the_data_alone(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not divide evenly: 29 in batches of 8, and passes without any image for the model with a tower."""
     changes: dict[str, Any] = {"dropout": 0.1, "rows": 29, "train__num_train_epochs": 2}
