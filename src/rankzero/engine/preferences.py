@@ -18,7 +18,8 @@ import torch
 from rankzero.data.batches.collators.text import MicroBatch
 from rankzero.engine.heads import LossSum, Predicted, SupervisedHead
 from rankzero.engine.parallel.base import Parallel
-from rankzero.model.cross_entropy import cross_entropy_sum, target_log_probs
+from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.model.cross_entropy import target_log_probs
 from rankzero.model.lora import adapted_layers, base_alone
 
 
@@ -50,7 +51,7 @@ class PreferenceHead:
         (of_rewards_P2,) = torch.autograd.grad(loss, rewards_P2)
         answer_N = batch.targets_N[:0] if batch.answer_N is None else batch.answer_N
         weights_N = -self._beta * of_rewards_P2.view(-1)[answer_N]
-        of_tokens = predicted.loss_sum(replace(batch, weights_N=weights_N), _weighted)
+        of_tokens = predicted.loss_sum(replace(batch, weights_N=weights_N), weighted_cross_entropy)
         told: torch.Tensor = _Told.apply(of_tokens, loss.detach())  # type: ignore[no-untyped-call]
         return told
 
@@ -81,10 +82,6 @@ def log_probs(predicted: Predicted, batch: MicroBatch) -> torch.Tensor:
     answers_A1 = torch.arange(2 * len(batch.rows), device=of_tokens_N.device)[:, None]
     # A scatter would add up in another order each time on a GPU.
     return torch.where(batch.answer_N == answers_A1, of_tokens_N, 0.0).sum(dim=1)
-
-
-def _weighted(logits_NV: torch.Tensor, part: MicroBatch) -> torch.Tensor:
-    return cross_entropy_sum(logits_NV, part.targets_N, part.weights_N)
 
 
 class _Told(torch.autograd.Function):

@@ -73,7 +73,7 @@ def _something_is_learned(spec: RunSpec) -> list[Problem]:
     peak = spec.train.learning_rate
     if isinstance(peak, str) or peak > _FLOAT32_ZERO:
         return []
-    hint = "raise it; auto is 2e-4 with adapters and 2e-5 without"
+    hint = "raise it, or leave it at auto"
     what = f"every learning rate is 0: {peak:g} is, in the float32 that weights are trained in"
     return [Problem(what, "train.learning_rate", hint)]
 
