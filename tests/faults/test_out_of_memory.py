@@ -45,29 +45,26 @@ def test_a_replica_makes_its_passes_again_and_all_cut_smaller_from_then_on(
     assert [row["loss"] for row in metrics(spec)] == pytest.approx(losses, rel=1e-5)
 
 
-def test_routers_losses_are_of_the_whole_batch_all_the_same(tmp_path: Path) -> None:
-    """What all ranks have counted together is not counted again by the one that begins its step again."""
-    changes = {"rows": 16, "train__max_steps": 4, "train__micro_batch_tokens": 256}
-    whole, cut = (task_spec("moe", tmp_path / name, **changes) for name in ("whole", "cut"))
+@pytest.mark.parametrize(
+    ("task", "planned", "there_is", "told"),
+    [
+        ("moe", 256, 150, ("router_aux_loss", "expert_load_max")),
+        ("dpo", 512, 250, ("train_reward_accuracy", "train_reward_margin", "train_reward_chosen")),
+    ],
+)
+def test_what_is_told_of_a_step_is_of_the_whole_batch_all_the_same(
+    task: str, planned: int, there_is: int, told: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What all ranks have counted together, or measured of passes that are made again, is not counted again by the one
+    that begins its step again."""
+    changes = {"rows": 16, "train__max_steps": 4, "train__micro_batch_tokens": planned}
+    whole, cut = (task_spec(task, tmp_path / name, **changes) for name in ("whole", "cut"))
     assert run_forked(whole, 1).codes == [0]
-    ended = run_forked(cut, 2, Ordeal(out_of_memory_above=150))
+    ended = run_forked(cut, 2, Ordeal(out_of_memory_above=there_is))
     assert ended.codes == [0, 0], ended.said
     found, wanted = metrics(cut), metrics(whole)
     assert any(row.get("out_of_memory") for row in found)
-    for name in ("loss", "router_aux_loss", "expert_load_max"):
-        assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], rel=1e-4), name
-
-
-def test_what_is_measured_of_a_step_is_measured_once(tmp_path: Path) -> None:
-    """Rewards of passes that were made again do not count twice."""
-    changes = {"rows": 16, "train__max_steps": 4, "train__micro_batch_tokens": 512}
-    whole, cut = (task_spec("dpo", tmp_path / name, **changes) for name in ("whole", "cut"))
-    assert run_forked(whole, 1).codes == [0]
-    ended = run_forked(cut, 2, Ordeal(out_of_memory_above=250))
-    assert ended.codes == [0, 0], ended.said
-    found, wanted = metrics(cut), metrics(whole)
-    assert any(row.get("out_of_memory") for row in found)
-    for name in ("loss", "train_reward_accuracy", "train_reward_margin", "train_reward_chosen"):
+    for name in ("loss", *told):
         assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], rel=1e-4, abs=1e-6), name
 
 

@@ -16,10 +16,16 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import any_rank
 from rankzero.model.activations import offloaded
 from rankzero.model.chunked_loss import Tail
+from rankzero.model.cross_entropy import cross_entropy_sum
 from rankzero.model.varlen import rows_of_pass
 
 LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 """From the logits of targets to the sum of their losses, each times its weight. The batch has these targets only."""
+
+
+def weighted_cross_entropy(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """Cross entropy of each target times its weight, summed up: what most tasks train with."""
+    return cross_entropy_sum(logits_NV, batch.targets_N, batch.weights_N)
 
 
 class Head(Protocol):

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.collators.text import MicroBatch
-from rankzero.engine.heads import LossSum, Predicted, SupervisedHead
+from rankzero.engine.heads import LossSum, Predicted, SupervisedHead, weighted_cross_entropy
 from rankzero.engine.parallel.base import Parallel
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.model.cross_entropy import target_log_probs
 from rankzero.model.lora import adapted_layers, base_alone
 

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
-from rankzero.engine.heads import SupervisedHead
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.engine.heads import SupervisedHead, weighted_cross_entropy
 from rankzero.model import varlen
 from tests.unit.model.packed import Rows, collated, tiny
 

@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.engine.balance import without_targets
-from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.heads import SupervisedHead, weighted_cross_entropy
 from rankzero.engine.simulation import LiveBytes
-from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.model import chunked_loss, memory
 from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from tests.support.memory import facts_of, make_model, make_spec

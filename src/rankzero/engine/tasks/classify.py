@@ -12,9 +12,9 @@ from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.labels import classes_of
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.distributed import sum_over_ranks
-from rankzero.engine.heads import ClassHead, Head
+from rankzero.engine.heads import ClassHead, Head, weighted_cross_entropy
 from rankzero.engine.parallel.base import Parallel
-from rankzero.engine.tasks.protocol import Meter, Task, weighted_cross_entropy
+from rankzero.engine.tasks.protocol import Meter, Task
 from rankzero.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:

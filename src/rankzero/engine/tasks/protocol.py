@@ -15,7 +15,6 @@ from rankzero.data.batches.collators.text import Collator, MicroBatch
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.heads import Head
 from rankzero.engine.parallel.base import Parallel
-from rankzero.model.cross_entropy import cross_entropy_sum
 from rankzero.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -71,8 +70,3 @@ def find_task(name: str) -> Task:
     """The task of this name. Imports it and no other."""
     task: Task = import_module(f"{__package__}.{name}").TASK
     return task
-
-
-def weighted_cross_entropy(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Cross entropy of each target times its weight, summed up: what most tasks train with."""
-    return cross_entropy_sum(logits_NV, batch.targets_N, batch.weights_N)

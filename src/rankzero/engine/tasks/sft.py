@@ -11,9 +11,9 @@ from rankzero.data.batches.collators.images import PicturedText
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import Collator, MicroBatch, PaddedText
 from rankzero.data.cache.training_data import TrainingData
-from rankzero.engine.heads import Head, SupervisedHead
+from rankzero.engine.heads import Head, SupervisedHead, weighted_cross_entropy
 from rankzero.engine.parallel.base import Parallel
-from rankzero.engine.tasks.protocol import Meter, Task, weighted_cross_entropy
+from rankzero.engine.tasks.protocol import Meter, Task
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.shardings import sharding_section
 
