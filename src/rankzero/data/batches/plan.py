@@ -7,6 +7,7 @@ length, and each rank's share into micro-batches; both only move work around and
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -73,17 +74,37 @@ def micro_batches(
 
 
 def packed_batches(rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int) -> list[Indices]:
-    """Cut rows into the fewest passes of at most `max_tokens` tokens, without padding: longest first, each into the
-    first pass that has room (first-fit decreasing). A row longer than `max_tokens` makes a pass alone."""
+    """Cut rows into few passes of at most `max_tokens` tokens, without padding, all of about the same size.
+
+    Passes as full as possible would take the most memory and leave a small one at the end, for which a GPU waits while
+    the host starts its kernels. So rows are divided as among ranks, into as few passes as fit so; where that takes more
+    passes than putting each row, longest first, into the fullest that has room (best-fit decreasing), they are filled
+    so. A row longer than `max_tokens` makes a pass alone.
+    """
     order = rows[np.argsort(-lengths[rows], kind="stable")]
+    longer = int((lengths[order] > max_tokens).sum())
+    alone, others = [order[place : place + 1] for place in range(longer)], order[longer:]
+    if not len(others):
+        return alone
+    count, filled = -(-int(lengths[others].sum()) // max_tokens), None
+    while filled is None or count <= len(filled):
+        even = divide_among_ranks(others, lengths, count)
+        if all(int(lengths[part].sum()) <= max_tokens for part in even):
+            return alone + even
+        count, filled = count + 1, filled or _best_fit(others, lengths, max_tokens)
+    return alone + filled
+
+
+def _best_fit(order: Indices, lengths: npt.NDArray[np.int32], max_tokens: int) -> list[Indices]:
+    """Rows that lie longest first, each into the fullest pass that has room."""
     passes: list[list[int]] = []
-    room: list[int] = []
+    rooms: list[tuple[int, int]] = []  # what is left in each pass, and which one it is: the least first
     for row in order:
         size = int(lengths[row])
-        place = next((i for i, left in enumerate(room) if size <= left), len(passes))
-        if place == len(passes):
+        place = bisect_left(rooms, (size, -1))
+        room, number = rooms.pop(place) if place < len(rooms) else (max_tokens, len(passes))
+        if number == len(passes):
             passes.append([])
-            room.append(max_tokens)
-        passes[place].append(int(row))
-        room[place] -= size
+        passes[number].append(int(row))
+        insort(rooms, (room - size, number))
     return [np.array(share, dtype=np.int64) for share in passes]

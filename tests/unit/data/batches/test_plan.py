@@ -68,8 +68,29 @@ def test_packed_passes_hold_every_row_once_and_keep_to_the_budget(values: np.nda
     passes = packed_batches(np.arange(len(values)), values, max_tokens=max_tokens)
     assert sorted(np.concatenate(passes).tolist()) == list(range(len(values)))
     assert all(int(values[rows].sum()) <= max_tokens or len(rows) == 1 for rows in passes)
-    half_full = [rows for rows in passes if 2 * int(values[rows].sum()) <= max_tokens]
-    assert len(half_full) <= 1, "two passes that are at most half full would have been one"
+    assert int(values.sum()) > max_tokens * (len(passes) - 1) / 2, "half of them would have been enough"
+
+
+@given(values=lengths, budget=st.integers(200, 4000))
+def test_packed_passes_are_as_even_as_their_rows_allow(values: np.ndarray, budget: int) -> None:
+    """None is left with the rest, unless rows fit into so few passes in no other way."""
+    values = np.minimum(values, budget // 8)
+    loads = [int(values[rows].sum()) for rows in packed_batches(np.arange(len(values)), values, max_tokens=budget)]
+    assert max(loads) - min(loads) <= values.max()
+    assert len(loads) <= -(-int(values.sum()) // (budget - int(values.max()))), "each has no room for another row"
+
+
+def test_packed_passes_of_a_step_share_its_tokens() -> None:
+    values = np.array([2600, 2400, 2100, 1900, 1700, 1500, 1300, 1200, 1100, 1000, 900, 800, 700, 600, 400, 200])
+    loads = [int(values[rows].sum()) for rows in packed_batches(np.arange(16), values, max_tokens=16384)]
+    assert sum(loads) == 20400 and len(loads) == 2 and max(loads) - min(loads) <= 200
+
+
+def test_rows_that_fit_in_one_way_alone_take_no_pass_more() -> None:
+    """Dividing them evenly would take three."""
+    values = np.array([40, 30, 30, 20, 20, 20, 40], dtype=np.int32)
+    passes = packed_batches(np.arange(7), values, max_tokens=100)
+    assert sorted(int(values[rows].sum()) for rows in passes) == [100, 100]
 
 
 @given(values=lengths, world=st.integers(1, 5))
