@@ -27,8 +27,7 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
         fuse_adapters(model)
     if fused.norms and spec.model.kernels == "none":
         fuse_norms(model)
-    if device.kind == "cpu":
-        sum_in_float32(model)
+    sum_in_float32(model, device.kind)
     if spec.lora is not None:
         compute_in_base_precision(model)
         look_up_trained_tokens(model)

@@ -1,9 +1,9 @@
-"""Gradients that many tokens have a part in, in half precision on a CPU: added up in float32. Knows no model's name.
+"""Gradients that many tokens have a part in, in half precision: added up in float32. Knows no model's name.
 
 In some of its kernels torch adds up in the precision of what it is given there: for rows of a table that are looked up,
 and for a LayerNorm's weight and bias. A sum of bfloat16 values in bfloat16 ends where it is some 256 times what is
 added: the gradient of a token that comes up often, or of a bias that all tokens share, would lack most of itself. GPUs
-add up in float32.
+add up in float32, but for what is looked up by an index: the biases of experts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch.nn.functional import embedding, layer_norm
 
 
-def sum_in_float32(model: torch.nn.Module) -> int:
-    """Let the gradients of all such layers be added up in float32, wherever they are trained. How many there are."""
+def sum_in_float32(model: torch.nn.Module, device_kind: str = "cpu") -> int:
+    """Let the gradients of all layers that would round their sums on this kind of device be added up in float32,
+    wherever they are trained. How many there are."""
     found = 0
     for module in model.modules():
         part = _part_for(module)
-        if part is not None:
+        if part is not None and (device_kind == "cpu" or part is SummedBiases):
             kind: Any = type(module)
             module.__class__ = _summed(kind, part)
             found += 1
@@ -42,7 +43,12 @@ def _part_for(module: torch.nn.Module) -> Any:
 
 def _rounds(weight: torch.Tensor) -> bool:
     """Whether the gradient of this weight would be added up in half precision."""
-    half = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
+    return weight.device.type == "cpu" and _is_half(weight)
+
+
+def _is_half(weight: torch.Tensor) -> bool:
+    """Whether it has a gradient in half precision."""
+    half = weight.dtype in (torch.bfloat16, torch.float16)
     return half and weight.requires_grad and torch.is_grad_enabled()
 
 
@@ -89,7 +95,7 @@ class SummedBiases(torch.nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         held = {name: self._parameters[name] for name in _expert_biases(self)}
-        with lent(self, **{name: bias.float() for name, bias in held.items() if bias is not None and _rounds(bias)}):
+        with lent(self, **{name: bias.float() for name, bias in held.items() if bias is not None and _is_half(bias)}):
             return super().forward(*inputs, **named)
 
 

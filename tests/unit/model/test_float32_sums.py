@@ -93,3 +93,25 @@ def test_a_layer_norm_of_which_a_part_is_trained(trained: str) -> None:
     module(entered).sum().backward()
     given = {"input": entered.grad, **{name: held.grad for name, held in module.named_parameters()}}
     assert [name for name, grad in given.items() if grad is not None] == [trained]
+
+
+class Experts(torch.nn.Module):
+    """With biases that are looked up, as gpt-oss has them. Computes on no device: what it is given is what is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = torch.nn.Parameter(torch.empty(4, 8, 16, dtype=torch.bfloat16, device="meta"))
+        self.up_proj_bias = torch.nn.Parameter(torch.empty(4, 16, dtype=torch.bfloat16, device="meta"))
+
+    def forward(self, experts_N: torch.Tensor) -> torch.Tensor:
+        return self.up_proj_bias[experts_N]
+
+
+def test_on_other_devices_only_biases_that_are_looked_up_are_summed_in_float32() -> None:
+    """An H200 rounded the sums of gpt-oss's: the gradient of all its experts' biases lacked 70 %."""
+    model = torch.nn.ModuleDict({"tokens": torch.nn.Embedding(5, 16), "norm": torch.nn.LayerNorm(16), "mlp": Experts()})
+    assert sum_in_float32(model, "cuda") == 1
+    looked_up = model["mlp"](torch.zeros(3, dtype=torch.long, device="meta"))
+    assert looked_up.dtype is torch.float32 and model["mlp"].up_proj_bias.dtype is torch.bfloat16
+    model.requires_grad_(requires_grad=False)
+    assert model["mlp"](torch.zeros(3, dtype=torch.long, device="meta")).dtype is torch.bfloat16
