@@ -139,10 +139,14 @@ def to_float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def from_float8(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight that `to_float8` packed, in `dtype`."""
+    """The weight that `to_float8` packed, in `dtype`, which holds every 8-bit float: they are scaled where they lie."""
     rows, columns = packed.shape[-2:]
-    spread = scale.repeat_interleave(BLOCK, dim=-2)[..., :rows, :].repeat_interleave(BLOCK, dim=-1)[..., :columns]
-    return (packed.to(torch.float32) * spread).to(dtype)
+    weight = packed.to(dtype)
+    if rows % BLOCK or columns % BLOCK:
+        spread = scale.repeat_interleave(BLOCK, dim=-2)[..., :rows, :].repeat_interleave(BLOCK, dim=-1)[..., :columns]
+        return weight.mul_(spread)
+    weight.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK)).mul_(scale[..., :, None, :, None])
+    return weight
 
 
 def hold(module: torch.nn.Module, name: str, unpack: torch.nn.Module) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankzero.engine.parallel.placing import tensors
 from rankzero.engine.setup import to_train
@@ -46,6 +47,34 @@ def test_8_bit_floats_come_back_within_their_precision(shape: tuple[int, ...]) -
     assert torch.equal(again.view(torch.uint8), packed.view(torch.uint8)), "what was packed is kept exactly"
     assert torch.allclose(same, scale, rtol=1e-6, atol=0)
     assert from_float8(*to_float8(torch.zeros(4, 4)), torch.float32).eq(0).all()
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (200, 300), (3, 256, 128), (3, 130, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_unpacking_rounds_once_and_makes_nothing_larger_than_the_weight(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    packed, scale = to_float8(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    rows, columns = shape[-2:]
+    spread = scale.repeat_interleave(128, dim=-2)[..., :rows, :].repeat_interleave(128, dim=-1)[..., :columns]
+    with Made() as made:
+        found = from_float8(packed, scale, dtype)
+    assert torch.equal(found, (packed.float() * spread).to(dtype))
+    even = rows % 128 == 0 and columns % 128 == 0  # else the scales are spread over the weight
+    assert max(made.bytes) == found.nbytes or not even
+
+
+class Made(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.bytes.append(out.nbytes)
+        return out
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
