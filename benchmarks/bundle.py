@@ -45,8 +45,28 @@ DEAD = (
     "transformers/models/*/convert_*.py",
 )
 """Files that nothing here reads: of other devices, and what transformers' own files are generated from."""
-MODELS = ("auto", "bloom", "llama", "mixtral", "qwen2", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl")
-"""Whose code stays: what the benchmark, tests/gpu and peft import. Half of transformers is code of others."""
+MODELS = (
+    *("auto", "bert", "bloom", "distilbert", "falcon_mamba", "gemma3", "gpt2", "gpt_oss", "llama", "mamba", "mixtral"),
+    *("opt", "qwen2", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl", "siglip"),
+    # liger-kernel imports these, whatever model it is used for
+    *(
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v4",
+        "exaone4",
+        "falcon_h1",
+        "gemma",
+        "gemma2",
+        "gemma4",
+        "glm4",
+        "glm4v",
+    ),
+    *("glm4v_moe", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internvl", "llama4", "llava", "ministral"),
+    *("mistral", "mllama", "muse_glimmer", "nemotron", "olmo2", "olmo3", "paligemma", "phi3", "pixtral", "qwen2_5_vl"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl_moe", "smollm3", "smolvlm"),
+)
+"""Whose code stays: what the benchmark, tests/gpu, peft and liger-kernel import. Half of transformers is code of
+others."""
 OF_A_MODEL = ("modeling_*.py", "processing_*.py", "*_processing_*.py", "feature_extraction_*.py")
 BY_CUDA = "bitsandbytes/libbitsandbytes_cuda*"
 OLDEST_GLIBC = 5

@@ -19,6 +19,7 @@ from typing import Any
 from gpu_cells import (
     TRANSFORMERS,
     TRL,
+    WITH_LIGER,
     Cell,
     PeerTask,
     Sizes,
@@ -96,7 +97,8 @@ class Bench:
         """The name of the cell's peer; None where it has none, or what it needs is not installed."""
         if not cell.peer or "accelerate" not in self.peers or (cell.images and "pillow" not in self.peers):
             return None
-        return TRL if "trl" in self.peers and not cell.images else TRANSFORMERS
+        name = TRL if "trl" in self.peers and not cell.images else TRANSFORMERS
+        return name + WITH_LIGER if "liger-kernel" in self.peers and not self.cpu else name
 
     def prepare(self, cell: Cell) -> Path:
         """The directory of a model with its rows, made when it is first asked for. Raises RunFailedError."""
@@ -138,7 +140,9 @@ class Bench:
                 found = read_ours(directory)
             else:
                 plan = self.facts[cell.shape]["plans"][cell.method]
-                task = peer_task(cell, self.sizes, plan, model=model, rows=rows, output=directory, cpu=self.cpu)
+                task = peer_task(
+                    cell, entrant, self.sizes, plan, model=model, rows=rows, output=directory, cpu=self.cpu
+                )
                 started = self.start_peer(cell, entrant, task, env)
                 found = read_peer(directory)
         finally:

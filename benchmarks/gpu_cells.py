@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-OURS, OURS_COMPILED = "rankzero", "rankzero, torch_compile"
+OURS, OURS_COMPILED, OURS_LIGER = "rankzero", "rankzero, torch_compile", "rankzero, kernels: liger"
 TRL, TRANSFORMERS = "TRL", "transformers Trainer"
-PEERS = (TRL, TRANSFORMERS)
+WITH_LIGER = " with Liger"
+"""Behind a peer's name: layers and loss of liger-kernel."""
+PEERS = (TRL, TRANSFORMERS, TRL + WITH_LIGER, TRANSFORMERS + WITH_LIGER)
 
 ADAPTERS = {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"}
 METHODS: dict[str, dict[str, Any]] = {
@@ -51,9 +53,10 @@ class Cell:
 
 CELLS = (
     Cell("qwen3-8b", "LoRA"),
+    Cell("qwen3-8b", "LoRA", ours=(OURS_LIGER,), peer=False),
     Cell("qwen3-8b", "QLoRA (nf4)", peer=False),
-    Cell("llama-3.2-1b", "full, float32 masters"),
     Cell("llama-3.2-1b", "LoRA"),
+    Cell("llama-3.2-1b", "full, float32 masters"),
     Cell("qwen3-vl-2b", "LoRA"),
     Cell("llama-3.2-1b", "full, bfloat16 with stochastic rounding", peer=False),
     Cell("qwen3-8b", "LoRA", ours=(OURS_COMPILED,), peer=False),
@@ -139,6 +142,8 @@ def run_spec(cell: Cell, entrant: str, sizes: Sizes, *, model: Path, rows: Path,
         spec[section] = {**spec.get(section, {}), **values}
     if entrant == OURS_COMPILED:
         spec["train"]["torch_compile"] = True
+    if entrant == OURS_LIGER:
+        spec["model"]["kernels"] = "liger"
     return spec
 
 
@@ -156,11 +161,12 @@ class PeerTask:
     rows_per_pass: int
     max_length: int
     recompute: bool
+    liger: bool
     cpu: bool
 
 
 def peer_task(
-    cell: Cell, sizes: Sizes, plan: dict[str, Any], *, model: Path, rows: Path, output: Path, cpu: bool
+    cell: Cell, peer: str, sizes: Sizes, plan: dict[str, Any], *, model: Path, rows: Path, output: Path, cpu: bool
 ) -> PeerTask:
     """The peer gets as many rows in a pass as rankzero's plan has tokens for, and recomputes where the plan does."""
     fitting = max(1, plan["micro_batch_tokens"] // sizes.max_length)
@@ -176,6 +182,7 @@ def peer_task(
         rows_per_pass=rows_per_pass,
         max_length=sizes.max_length,
         recompute=plan["gradient_checkpointing"],
+        liger=peer.endswith(WITH_LIGER),
         cpu=cpu,
     )
 

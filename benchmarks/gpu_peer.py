@@ -3,9 +3,9 @@
     python benchmarks/gpu_peer.py TASK.json        trains; writes steps.jsonl and peer.json where the task says
     python benchmarks/gpu_peer.py --probe          prints what is installed
 
-Its best flags: bfloat16 weights under adapters, the fused optimizer, SDPA or flash-attention where installed, rows of
-like length in a pass (TRL with flash-attention: packed rows instead), and activations recomputed only where they have
-to be. Does not need rankzero.
+Its best flags: bfloat16 weights under adapters, the fused optimizer, SDPA or flash-attention where installed, Liger's
+layers and loss where installed, rows of like length in a pass (TRL with flash-attention: packed rows instead), and
+activations recomputed only where they have to be. Does not need rankzero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "trl", "bitsandbytes", "flash_attn", "pillow")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "trl",
+    "bitsandbytes",
+    "flash_attn",
+    "liger-kernel",
+    "pillow",
+)
 IGNORED = -100
 IMAGE_TOKEN_PIXELS = 32 * 32
 
@@ -148,6 +158,7 @@ def arguments(task: dict[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": task["batch"] // task["rows_per_pass"],
         "gradient_checkpointing": task["recompute"],
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "use_liger_kernel": task["liger"],
         "bf16": not task["cpu"],
         "use_cpu": task["cpu"],
         "optim": "adamw_torch_fused",

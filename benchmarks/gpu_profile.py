@@ -42,6 +42,7 @@ def make_model(shape: str, directory: Path, *, cpu: bool, quick: bool) -> Path:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     facts = json.loads(done.stdout.splitlines()[-1])
     lines = [json.dumps(row) + "\n" for row in make_rows(QUICK if quick else FULL, facts["words"])]
+    (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     rows.write_text("".join(lines), encoding="utf-8")
     return rows
 

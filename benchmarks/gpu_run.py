@@ -94,7 +94,7 @@ def read_ours(directory: Path) -> tuple[list[dict[str, Any]], float, str]:
     steps = [json.loads(line) for line in (root / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     report = json.loads((root / "report.json").read_text(encoding="utf-8"))
     padding = report["padding_fraction"]
-    return steps, report["peak_memory_bytes"], f"all at its defaults; {padding:.1%} padding"
+    return steps, report["peak_memory_bytes"], f"everything else at its default; {padding:.1%} padding"
 
 
 def read_peer(directory: Path) -> tuple[list[dict[str, Any]], float, str]:

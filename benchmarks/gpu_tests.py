@@ -21,7 +21,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "tests" / "gpu"
 ORDER = (
-    *("attention", "dropout", "rounded_gradients", "optimizers", "memory_plan", "low_bits", "resume", "sharding"),
+    *(
+        "attention",
+        "dropout",
+        "rounded_gradients",
+        "optimizers",
+        "memory_plan",
+        "low_bits",
+        "preferences",
+        "resume",
+        "sharding",
+    ),
     "compile",
 )
 """Files of tests/gpu. What compiles takes longest, so it comes last."""
@@ -176,7 +186,10 @@ class Pieces:
         if report.skipped:
             why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self.tell({"test": report.nodeid, "outcome": f"skipped: {why.removeprefix('Skipped: ')}"})
-        elif report.failed and any(error in report.longreprtext for error in DEVICE_ERRORS):
+            return
+        if report.failed:  # now: a process that is ended later prints no summary
+            print(f"\n{report.longreprtext[-SHOWN:]}", file=sys.__stdout__, flush=True)
+        if report.failed and any(error in report.longreprtext for error in DEVICE_ERRORS):
             self.tell({"test": report.nodeid, "outcome": LOST})
             self.session.shouldstop = LOST
         elif report.failed or report.when == "call":

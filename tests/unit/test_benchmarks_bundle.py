@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from tests.unit.engine.test_rounded_gradients import NAMES, model_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -107,6 +110,13 @@ def test_dead_weight_is_left_out(tmp_path: Path) -> None:
     }
     assert sizes["a"] == sum((tmp_path / "out" / name).stat().st_size for name in found)
     assert not (tmp_path / "outside.py").exists()
+
+
+def test_what_tests_on_gpus_and_liger_import_is_taken_along() -> None:
+    tested = {type(model_of(name)).__module__.split(".")[2] for name in NAMES}
+    liger = {"llava", "paligemma", "qwen2_5_vl", "mistral"}  # its patches of all models are one module
+    assert len(tested) == len(NAMES) and tested | liger <= set(bundle.MODELS)
+    assert all((Path(transformers.__file__).parent / "models" / name).is_dir() for name in bundle.MODELS)
 
 
 def test_too_large_a_bundle_fails_and_names_the_largest(

@@ -121,12 +121,14 @@ def test_the_vision_shape_is_a_2b_model() -> None:
 
 
 def test_the_peer_gets_what_our_plan_has_room_for(tmp_path: Path) -> None:
-    def rows_per_pass(tokens: int) -> int:
+    def told(tokens: int, peer: str = cells.TRL) -> cells.PeerTask:
         plan = {"micro_batch_tokens": tokens, "gradient_checkpointing": False}
         where = {"model": tmp_path, "rows": tmp_path, "output": tmp_path}
-        return cells.peer_task(LORA, cells.FULL, plan, **where, cpu=False).rows_per_pass
+        return cells.peer_task(LORA, peer, cells.FULL, plan, **where, cpu=False)
 
-    assert [rows_per_pass(tokens) for tokens in (1024, 4096, 12288, 16384, 65536, 131072)] == [1, 1, 2, 4, 16, 16]
+    most = [told(tokens).rows_per_pass for tokens in (1024, 4096, 12288, 16384, 65536, 131072)]
+    assert most == [1, 1, 2, 4, 16, 16]
+    assert told(1024, cells.TRL + cells.WITH_LIGER).liger and not told(1024).liger
 
 
 def test_peak_and_utilisation() -> None:
@@ -177,6 +179,9 @@ def test_peers_are_what_is_installed(tmp_path: Path) -> None:
     assert bench(tmp_path).peer(LORA) == cells.TRL and bench(tmp_path).peer(vision) == cells.TRANSFORMERS
     assert bench(tmp_path, peers={"accelerate": "1"}).peer(LORA) == cells.TRANSFORMERS
     assert bench(tmp_path, peers={}).peer(LORA) is None
+    with_liger = {"accelerate": "1", "pillow": "1", "trl": "1", "liger-kernel": "1"}
+    found = [bench(tmp_path, peers=with_liger, cpu=cpu).peer(cell) for cpu in (False, True) for cell in (LORA, vision)]
+    assert found == ["TRL with Liger", "transformers Trainer with Liger", "TRL", "transformers Trainer"]
     assert bench(tmp_path, peers={"accelerate": "1", "trl": "1"}).peer(vision) is None
 
 
@@ -332,7 +337,9 @@ def test_gpu_tests_go_on_behind_one_that_takes_the_device_or_the_process_with_it
     assert list(found.tests.values()) == [gpu_tests.LOST, gpu_tests.UNENDED, "passed"] and found.left == 0
     told = gpu_tests.summary(found.tests, 0, found.ended)
     assert told.splitlines()[0] == "1 did not end, 1 failed, 1 passed (exit code 0)" and "device with it" in told
-    assert "illegal memory access" in log.read_text() and len(list(tmp_path.glob("*.jsonl"))) == 0
+    said = log.read_text()
+    assert "illegal memory access" in said and len(list(tmp_path.glob("*.jsonl"))) == 0
+    assert said.index("test_few.py:3: in test_0") < said.index("::test_1"), "told as it fails: the next one ends pytest"
 
 
 def test_a_test_that_the_pieces_end_cuts_off_is_left_for_the_next() -> None:

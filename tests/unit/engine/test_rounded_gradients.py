@@ -85,7 +85,7 @@ def gradients(model: Any, spec: RunSpec, dtype: torch.dtype, device: str) -> dic
     return {name: held.grad.float().cpu() for name, held in fitted.named_parameters() if held.grad is not None}
 
 
-def lacking(model: Any, spec: RunSpec, device: str) -> dict[str, float]:
+def lacking(model: Any, spec: RunSpec, device: str, tolerance: float = TOLERANCE) -> dict[str, float]:
     """Weights whose gradient in bfloat16 is another than in float32, and by which share of its norm."""
     wanted, found = (gradients(model, spec, dtype, device) for dtype in (torch.float32, torch.bfloat16))
     assert wanted.keys() == found.keys() and len(wanted) > 5
@@ -95,7 +95,7 @@ def lacking(model: Any, spec: RunSpec, device: str) -> dict[str, float]:
         for layer, gradient in wanted.items()
         if gradient.norm() > NONE * largest
     }
-    return {layer: share for layer, share in off.items() if share > TOLERANCE}
+    return {layer: share for layer, share in off.items() if share > tolerance}
 
 
 @pytest.mark.parametrize("name", NAMES)
