@@ -50,7 +50,7 @@ def figures_table(results: Results, parameters: Mapping[str, int], peak: float |
 
 
 def _ratio(results: Results, cell: Cell, entrant: str) -> str:
-    """By the peer of the same cell, or of another cell of the same model and method."""
+    """By the fastest peer of the same cell, or of another cell of the same model and method."""
     if not entrant.startswith("rankzero"):
         return ""
     peers = [
@@ -60,8 +60,8 @@ def _ratio(results: Results, cell: Cell, entrant: str) -> str:
     ]
     if not peers:
         return ""
-    own = median(results[cell, entrant], "tokens_per_second")
-    return f"{own / median(peers[0], 'tokens_per_second'):.2f}"
+    own, *others = (median(samples, "tokens_per_second") for samples in (results[cell, entrant], *peers))
+    return f"{own / max(others):.2f}"
 
 
 def choices_list(results: Results) -> str:
