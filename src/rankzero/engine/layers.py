@@ -21,7 +21,7 @@ from rankzero.spec.run_spec import RunSpec
 
 def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, places: Places) -> str | None:
     """Have the model's layers compute as this run does on this device, in place. Returns what `compile_blocks` does."""
-    place_dropout(model, places)
+    dropping = place_dropout(model, places) > 0
     fused = fused_of(spec, device.kind)
     if fused.adapters:
         fuse_adapters(model)
@@ -33,6 +33,8 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
         look_up_trained_tokens(model)
     if attention.implementation == dropout_attention.NAME:
         dropout_attention.place_attention(model, places)
+        dropping = True
+    places.wanted = dropping
     if spec.train.torch_compile:
         return compile_blocks(model)
     if multiplies_by_onednn(spec, device):

@@ -49,6 +49,8 @@ class Places:
         self._predicts_N: torch.Tensor | None = None
         self.unknown: set[str] = set()
         """Modules that were given values of which nobody knows where they stand: they drop as torch does."""
+        self.wanted = True
+        """Whether anything drops by them. Where nothing does, no keys are made, which are twenty kernels a pass."""
 
     def begin_pass(
         self,
@@ -61,6 +63,8 @@ class Places:
         place in the row, both int64 and of shapes that broadcast to (B, T). `predicts_N`: the places in the pass,
         row after row, that reach the output head; None where each row has one prediction, so that values of shape
         (B, C) stand for whole rows."""
+        if not self.wanted:
+            return
         digest = hashlib.blake2b(f"{self._seed}/{step}".encode(), digest_size=4).digest()
         (start,) = struct.unpack("<i", digest)
         rows = _mix(_to_int32(rows_BT) * _G + start)

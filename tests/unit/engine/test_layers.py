@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from rankzero.engine.device import Device
 from rankzero.engine.layers import fit_layers
-from rankzero.model import onednn
+from rankzero.model import dropout_attention, onednn
 from rankzero.model.attention import Attention
-from rankzero.model.dropout import Places
+from rankzero.model.dropout import PlacedDropout, Places
 from tests.support.runs import small_spec
 from tests.support.tiny_configs import CONFIGS
 
@@ -44,3 +44,18 @@ def test_who_multiplies_float32(
     fit_layers(model, spec, Device("cpu"), Attention("sdpa", padding_free=False), Places(0))
     kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Linear)}
     assert kinds == {onednn.Linear if wanted else torch.nn.Linear}
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [("llama", "sdpa"), ("gpt2", "sdpa"), ("llama", dropout_attention.NAME)]
+)
+def test_places_are_made_where_something_drops_by_them(name: str, attention: str, tmp_path: Path, tiny: Path) -> None:
+    """A tiny GPT-2 has modules that drop, a tiny Llama has none, and its attention is asked by its name."""
+    model, places = AutoModelForCausalLM.from_config(CONFIGS[name]()).train(), Places(0)
+    spec = small_spec(tmp_path, tiny, lora=None)
+    fit_layers(model, spec, Device("cpu"), Attention(attention, padding_free=False), places)
+    row, position, predicts = torch.zeros(2, 1), torch.arange(7)[None], torch.arange(14)
+    places.begin_pass(0, row.long(), position, predicts)
+    drops = any(isinstance(module, PlacedDropout) for module in model.modules()) or attention != "sdpa"
+    assert drops == (name == "gpt2" or attention != "sdpa")
+    assert (places.keys(torch.Size((2, 7))) is not None) == drops
