@@ -145,7 +145,8 @@ def from_float8(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
     if rows % BLOCK or columns % BLOCK:
         spread = scale.repeat_interleave(BLOCK, dim=-2)[..., :rows, :].repeat_interleave(BLOCK, dim=-1)[..., :columns]
         return weight.mul_(spread)
-    weight.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK)).mul_(scale[..., :, None, :, None])
+    tiles = weight.view(*packed.shape[:-2], rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+    tiles.mul_(scale[..., :, None, :, None])
     return weight
 
 

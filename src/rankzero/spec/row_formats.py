@@ -14,6 +14,7 @@ RowFormat = Literal[
     "messages",
     "prompt_completion",
     "preference",
+    "openai_preference",
     "sharegpt",
     "text",
     "alpaca",

@@ -43,6 +43,7 @@ USE = {"type": "tool_use", "id": "call_1", "name": "add", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "3"}
 
 # What is wrong, words of its hint, and the row once the hint is followed.
+OUTPUTS = {"preferred_output": [BOT], "non_preferred_output": [{**BOT, "content": "b"}]}
 CASES: list[tuple[Any, str, Row]] = [
     ([1], "accepted are", GOOD),
     ({"zzz": 1}, '{"text": "…"}', {"text": "t"}),
@@ -238,6 +239,17 @@ CASES: list[tuple[Any, str, Row]] = [
         {"prompt": "q", "chosen": [USER, BOT], "rejected": [USER, {**BOT, "content": "b"}]},
     ),
     ({"prompt": "p", "chosen": [USER], "rejected": [BOT]}, "which of the two", PAIR),
+    (OUTPUTS | {"input": "q"}, "what was asked: {messages: [", OUTPUTS | {"input": {"messages": [USER]}}),
+    (
+        OUTPUTS | {"input": {"messages": [USER], "instructions": "s"}},
+        "write it into the messages",
+        OUTPUTS | {"input": {"messages": [{"role": "system", "content": "s"}, USER]}},
+    ),
+    (
+        OUTPUTS | {"input": {"messages": [USER]}, "preferred_output": [USER]},
+        "an answer is an assistant turn",
+        OUTPUTS | {"input": {"messages": [USER]}},
+    ),
     (
         {"chosen": [USER], "rejected": [BOT]},
         "an answer is an assistant turn",

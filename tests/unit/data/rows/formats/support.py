@@ -94,6 +94,13 @@ ROWS: dict[str, list[Row]] = {
             "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad"}],
         },
     ],
+    "openai_preference": [
+        {
+            "input": {"messages": [{"role": "user", "content": "q é"}], "tools": [], "parallel_tool_calls": True},
+            "preferred_output": [{"role": "assistant", "content": "good"}],
+            "non_preferred_output": [{"role": "assistant", "content": "bad"}],
+        }
+    ],
     "gemini": [
         {
             "contents": [{"role": "user", "parts": [{"text": "q é"}]}, {"role": "model", "parts": [{"text": "a"}]}],

@@ -120,7 +120,7 @@ def test_the_example_of_the_docs_is_that_of_the_code() -> None:
 
 
 def test_what_the_docs_say_cannot_be_written() -> None:
-    assert FORMATS.keys() - WRITERS.keys() == {"query_response", "openorca", "oasst", "gemini"}
+    assert FORMATS.keys() - WRITERS.keys() == {"query_response", "openorca", "oasst", "gemini", "openai_preference"}
     assert WRITERS.keys() - FORMATS.keys() == {"openai"}
 
 

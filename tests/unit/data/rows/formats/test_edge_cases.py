@@ -26,6 +26,7 @@ FIRST_TEXT = {
     "openorca": ("question",),
     "oasst": ("prompt", "text"),
     "preference": ("prompt",),
+    "openai_preference": ("input", "messages", 0, "content"),
     "classification": ("sentence",),
     "gemini": ("systemInstruction", "parts", 0, "text"),
     "segments": ("segments", 0, "text"),
@@ -148,6 +149,11 @@ def prefer(*turns: tuple[str, Any]) -> Row:
     return {"chosen": chat(*turns)["messages"], "rejected": chat(*turns[:-1], ("assistant", "bad"))["messages"]}
 
 
+def outputs(*turns: tuple[str, Any], **row: Any) -> Row:
+    asked, better, worse = (chat(*some)["messages"] for some in (turns[:-1], turns[-1:], [("assistant", "bad")]))
+    return {"input": {"messages": asked}, "preferred_output": better, "non_preferred_output": worse, **row}
+
+
 NONE: tuple[Row, str] = ({}, "unknown row shape")
 """The format has no such thing; asserted all the same, with an empty row."""
 
@@ -172,6 +178,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": None, "question": "q", "response": "a"}, KEPT),
         "oasst": (tree(node("prompter", None, node("assistant", "a"))), "message without text"),
         "preference": (prefer(("user", None), BOT), "content is null"),
+        "openai_preference": (outputs(("user", None), BOT), "content is null"),
         "classification": ({"text": "t", "label": None}, "dropped:unlabelled"),
         "gemini": (contents(("user", None), MODEL), "unknown content part"),
         "segments": (segments((False, None), LEARNT), "bad segments"),
@@ -186,6 +193,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "", "question": "q", "response": ""}, "empty response"),
         "oasst": (tree(node("prompter", "q", node("assistant", ""))), "message without text"),
         "preference": ({"prompt": "p", "chosen": "", "rejected": "b"}, "empty chosen"),
+        "openai_preference": (outputs(USER, ("assistant", "")), "empty assistant turn"),
         "classification": ({"text": "t", "label": ""}, "bad label"),
         "gemini": (contents(USER, ("model", "")), "empty assistant turn"),
         "segments": (segments(READ, (True, " ")), "no trained segment"),
@@ -200,6 +208,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "", "question": "", "response": "a"}, "empty question"),
         "oasst": (tree(node("prompter", "", node("assistant", "a"))), "message without text"),
         "preference": ({"prompt": "", "chosen": "a", "rejected": "b"}, "empty prompt"),
+        "openai_preference": (outputs(("user", ""), BOT), KEPT),
         "classification": ({"text": "", "label": 1}, "empty text"),
         "gemini": (contents(("user", ""), MODEL), KEPT),
         "segments": (segments((False, ""), LEARNT), KEPT),
@@ -214,6 +223,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": NONE,
         "oasst": (tree(node("prompter", "q")), "dropped:tree_without_reply"),
         "preference": ({"chosen": [], "rejected": [1]}, "empty `chosen`"),
+        "openai_preference": (outputs(BOT), "input without messages"),
         "classification": NONE,
         "gemini": (contents(), "empty `contents`"),
         "segments": (segments(), "no trained segment"),
@@ -228,6 +238,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "s", "question": "q", "response": "a", "system": "t"}, "two system prompts"),
         "oasst": (tree(node("prompter", "q", node("system", "s"))), "unknown role"),
         "preference": (prefer(USER, ("system", "s"), BOT), KEPT),
+        "openai_preference": (outputs(USER, ("system", "s"), BOT), KEPT),
         "classification": ({"text": "t", "label": 1, "system": "s"}, "`system` is not read"),
         "gemini": (contents(USER, ("system", "s"), MODEL), KEPT),
         "segments": (segments(READ, LEARNT, system="s"), "`system` is not read"),
@@ -242,6 +253,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "s", "question": "q", "response": "a", "query": "r"}, KEPT),
         "oasst": (tree(node("prompter", "q", node("prompter", "r", node("assistant", "a")))), KEPT),
         "preference": (prefer(USER, USER, BOT), KEPT),
+        "openai_preference": (outputs(USER, USER, BOT), KEPT),
         "classification": ({"text": "t", "sentence": "t", "label": 1}, "two columns for one name"),
         "gemini": (contents(USER, USER, MODEL, MODEL), KEPT),
         "segments": (segments(READ, READ, LEARNT, LEARNT), KEPT),
@@ -256,6 +268,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "", "question": "q", "response": "a", "images": None}, KEPT),
         "oasst": ({**TREE, "images": None}, KEPT),
         "preference": ({"prompt": "p", "chosen": "a", "rejected": "b", "images": None}, KEPT),
+        "openai_preference": (outputs(USER, BOT, images=None), KEPT),
         "classification": ({"text": "t", "label": 1, "images": None}, KEPT),
         "gemini": (contents(USER, MODEL, images=None), KEPT),
         "segments": (segments(READ, LEARNT, images=None), KEPT),
@@ -270,6 +283,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "", "question": "q", "response": "a", "images": ["1"]}, KEPT),
         "oasst": ({**TREE, "images": ["1"]}, "`images` is not read"),
         "preference": ({"prompt": "p", "chosen": "a", "rejected": "b", "images": ["1"]}, "`images` is not read"),
+        "openai_preference": (outputs(USER, BOT, images=["1"]), KEPT),
         "classification": ({"text": "t", "label": 1, "images": ["1"]}, "`images` is not read"),
         "gemini": (contents(USER, MODEL, images=["1"]), KEPT),
         "segments": (segments(READ, LEARNT, images=["1"]), "`images` is not read"),
@@ -284,6 +298,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": ({"system_prompt": "", "question": ["q"], "response": "a"}, "question is not a string"),
         "oasst": (tree(node("prompter", ["q"], node("assistant", "a"))), "message without text"),
         "preference": (prefer(("user", [{"type": "text", "text": "q"}]), BOT), KEPT),
+        "openai_preference": (outputs(("user", [{"type": "text", "text": "q"}]), BOT), KEPT),
         "classification": ({"text": ["t"], "label": 1}, "text is not a string"),
         "gemini": (contents(USER, MODEL), KEPT),
         "segments": (segments((False, [{"text": "q"}]), LEARNT), "bad segments"),
@@ -298,6 +313,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": NONE,
         "oasst": (tree(node("student", "q", node("assistant", "a"))), "unknown role"),
         "preference": (prefer(("student", "q"), BOT), "unknown role"),
+        "openai_preference": (outputs(("student", "q"), BOT), "unknown role"),
         "classification": NONE,
         "gemini": (contents(("student", "q"), MODEL), "unknown role"),
         "segments": NONE,
@@ -312,6 +328,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "openorca": NONE,
         "oasst": (tree(node("assistant", "a", node("prompter", "q"))), KEPT),
         "preference": (prefer(BOT, USER), "no assistant turn"),
+        "openai_preference": (outputs(BOT, USER), "no assistant turn"),
         "classification": NONE,
         "gemini": (contents(MODEL, USER), KEPT),
         "segments": (segments(LEARNT, READ), KEPT),

@@ -10,7 +10,7 @@ import pytest
 
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats import convert
+from rankzero.data.rows.formats import FORMATS, convert
 from rankzero.data.rows.formats.fields import CONTEXT_BELOW
 from rankzero.data.rows.parse import parse
 from tests.unit.data.rows.formats.support import bad, good, read, reasons, turns
@@ -193,3 +193,38 @@ class TestMsSwift:
     def test_a_text_has_no_better_answer(self) -> None:
         (problem,) = bad({"segments": [{"label": True, "text": "a"}], "rejected_response": "b"})
         assert problem.reason == "an answer that is not wanted" and "chosen and rejected" in problem.hint
+
+
+OUTPUT = {"preferred_output": [{"role": "assistant", "content": "Pong"}]}
+OTHER = {"non_preferred_output": [{"role": "assistant", "content": "No."}]}
+QUESTION = {"messages": [{"role": "user", "content": "Ping"}]}
+
+
+def test_openais_preferences_are_pairs() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    row = {"input": {**QUESTION, "tools": tools, "parallel_tool_calls": False}, **OUTPUT, **OTHER, "id": "a"}
+    found = FORMATS["openai_preference"].to_conversation(row, 7)
+    ours = {"prompt": QUESTION["messages"], "chosen": OUTPUT["preferred_output"], "tools": tools, "id": "a"}
+    wanted = FORMATS["preference"].to_conversation({**ours, "rejected": OTHER["non_preferred_output"]}, 7)
+    assert found == wanted and not isinstance(found, list)
+    result = parse(Chunk(0, 1, json.dumps(row).encode()), "auto")
+    assert result.formats == {"openai_preference": 1} and not result.problems
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"input": "Ping"}, "`input` is a string"),
+        ({"input": {"messages": []}}, "`input` has no `messages`"),
+        ({"input": {**QUESTION, "instructions": "Be kind."}}, "`input` has `instructions` beside its messages"),
+        ({"preferred_output": OTHER["non_preferred_output"]}, "`preferred_output` and `non_preferred_output` are the"),
+        ({"non_preferred_output": []}, "`non_preferred_output` is empty"),
+        ({"preferred_output": QUESTION["messages"]}, "`preferred_output` begins with a turn of 'user'"),
+        ({"preferred_output": [{"content": 1, "role": "assistant"}]}, "preferred_output"),
+    ],
+)
+def test_what_is_wrong_with_openais_preferences_is_said_in_their_words(row: dict[str, Any], says: str) -> None:
+    problems = FORMATS["openai_preference"].to_conversation({"input": QUESTION, **OUTPUT, **OTHER, **row}, 7)
+    assert isinstance(problems, list) and says in problems[0].what
+    assert all(problem.line == 7 and problem.hint for problem in problems)
+    assert not any(ours in problem.what for ours in ("`chosen`", "`prompt`") for problem in problems)
