@@ -145,7 +145,7 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
         parsed.ignored_keys.update(unread_around(row, reads))
     unread_in_turn = FORMATS[name].unread_in_turn
     for key in FORMATS[name].turn_lists if unread_in_turn else ():
-        turns = row.get(key)
+        turns = _at(row, key)
         turns = [turns] if isinstance(turns, dict) else turns
         # Nearly always a turn is who speaks and what, a text.
         richer = (
@@ -154,6 +154,13 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
         if richer and unread_in_turn:
             unread = frozenset[str]().union(*map(unread_in_turn, richer))
             parsed.ignored_keys.update(f"{key}[].{one}" for one in unread)
+
+
+def _at(row: Row, place: str) -> Any:
+    """What lies under a key, or, with a dot, under a key of an object."""
+    key, _, inner = place.partition(".")
+    value = row.get(key)
+    return value.get(inner) if inner and isinstance(value, dict) else None if inner else value
 
 
 def _is_rich(turn: Row) -> bool:

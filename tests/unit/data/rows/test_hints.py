@@ -239,6 +239,21 @@ CASES: list[tuple[Any, str, Row]] = [
         {"prompt": "q", "chosen": [USER, BOT], "rejected": [USER, {**BOT, "content": "b"}]},
     ),
     ({"prompt": "p", "chosen": [USER], "rejected": [BOT]}, "which of the two", PAIR),
+    (
+        {"input": {"messages": [USER]}, "preferred_output": [BOT]},
+        "remove it where it is cut",
+        OUTPUTS | {"input": {"messages": [USER]}},
+    ),
+    (
+        OUTPUTS | {"input": {"messages": [USER]}, "preferred_output": "a"},
+        "a list of turns",
+        OUTPUTS | {"input": {"messages": [USER]}},
+    ),
+    (
+        OUTPUTS | {"input": {"messages": [USER], "tools": [TOOL]}, "tools": [TOOL]},
+        "keep one",
+        OUTPUTS | {"input": {"messages": [USER], "tools": [TOOL]}},
+    ),
     (OUTPUTS | {"input": "q"}, "what was asked: {messages: [", OUTPUTS | {"input": {"messages": [USER]}}),
     (
         OUTPUTS | {"input": {"messages": [USER], "instructions": "s"}},

@@ -156,7 +156,7 @@ class Format:
 
     # Where a key may stand several times in one line, so that what is more is there twice by mistake.
     turn_lists: Keys = frozenset()
-    """Keys whose values are lists of turns."""
+    """Keys whose values are lists of turns; with a dot, a key of the object under the first."""
     turn_keys: Keys = frozenset()
     """Keys of those turns that decide what is trained."""
     unread_in_turn: Callable[[Mapping[str, Any]], Set[str]] | None = None

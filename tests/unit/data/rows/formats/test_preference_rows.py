@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -197,12 +198,13 @@ class TestMsSwift:
 
 OUTPUT = {"preferred_output": [{"role": "assistant", "content": "Pong"}]}
 OTHER = {"non_preferred_output": [{"role": "assistant", "content": "No."}]}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = {"messages": [{"role": "user", "content": "Ping"}]}
 
 
 def test_openais_preferences_are_pairs() -> None:
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
-    row = {"input": {**QUESTION, "tools": tools, "parallel_tool_calls": False}, **OUTPUT, **OTHER, "id": "a"}
+    tools = [ADD]
+    row = {"input": {**QUESTION, "tools": tools}, **OUTPUT, **OTHER, "id": "a"}
     found = FORMATS["openai_preference"].to_conversation(row, 7)
     ours = {"prompt": QUESTION["messages"], "chosen": OUTPUT["preferred_output"], "tools": tools, "id": "a"}
     wanted = FORMATS["preference"].to_conversation({**ours, "rejected": OTHER["non_preferred_output"]}, 7)
@@ -221,10 +223,42 @@ def test_openais_preferences_are_pairs() -> None:
         ({"non_preferred_output": []}, "`non_preferred_output` is empty"),
         ({"preferred_output": QUESTION["messages"]}, "`preferred_output` begins with a turn of 'user'"),
         ({"preferred_output": [{"content": 1, "role": "assistant"}]}, "preferred_output"),
+        ({"preferred_output": "Pong", "non_preferred_output": "No."}, "`preferred_output` is a string"),
+        ({"input": {"messages": "Ping"}}, "`input.messages` is a string"),
+        ({"input": {**QUESTION, "tools": [ADD]}, "tools": [ADD]}, "`input` has `tools`, and the row has `tools`"),
     ],
 )
 def test_what_is_wrong_with_openais_preferences_is_said_in_their_words(row: dict[str, Any], says: str) -> None:
     problems = FORMATS["openai_preference"].to_conversation({"input": QUESTION, **OUTPUT, **OTHER, **row}, 7)
     assert isinstance(problems, list) and says in problems[0].what
     assert all(problem.line == 7 and problem.hint for problem in problems)
-    assert not any(ours in problem.what for ours in ("`chosen`", "`prompt`") for problem in problems)
+    said = " ".join(f"{problem.reason} {problem.what}" for problem in problems)
+    assert not re.search(r"\bchosen\b|\brejected\b|`prompt`", said)
+
+
+@pytest.mark.parametrize("empty", [None, []])
+def test_tools_beside_an_input_without_are_the_rows(empty: Any) -> None:
+    row = {"input": {**QUESTION, "tools": empty}, "tools": [ADD], **OUTPUT, **OTHER}
+    (read_row,) = parse(Chunk(0, 1, json.dumps(row).encode()), "auto").conversations
+    assert len(read_row.tools) == 1
+
+
+def test_openais_turns_as_json_in_strings_are_turns() -> None:
+    row = {"input": json.dumps(QUESTION), **{key: json.dumps(value) for key, value in (OUTPUT | OTHER).items()}}
+    plain = {"input": QUESTION, **OUTPUT, **OTHER}
+    found, wanted = (parse(Chunk(0, 1, json.dumps(one).encode()), "auto").conversations for one in (row, plain))
+    assert found == wanted and found[0].templated
+
+
+def test_what_nothing_reads_of_openais_turns_is_counted() -> None:
+    asked = {"messages": [{"role": "user", "content": "Ping", "zz": 1}], "parallel_tool_calls": True}
+    result = parse(Chunk(0, 1, json.dumps({"input": asked, **OUTPUT, **OTHER}).encode()), "auto")
+    assert result.ignored_keys == {"input.messages[].zz": 1}
+    assert [rule for rule in result.rules if "parallel_tool_calls" in rule]
+
+
+@pytest.mark.parametrize("key", ["input", "preferred_output", "non_preferred_output"])
+def test_an_answer_of_openais_alone_is_not_proposed_for_training(key: str) -> None:
+    row = {"input": QUESTION, **OUTPUT, **OTHER, key: None}
+    (problem,) = parse(Chunk(0, 1, json.dumps(row).encode()), "auto").problems
+    assert f"without {key}" in problem.reason and "columns" not in problem.hint
