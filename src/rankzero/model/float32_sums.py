@@ -94,9 +94,18 @@ class SummedBiases(torch.nn.Module):
     """Experts whose biases are looked up, each expert's for each token that visits it."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        held = {name: self._parameters[name] for name in _expert_biases(self)}
+        held = {name: self._parameters[name] for name in _expert_biases(self)} if _looks_up(self) else {}
         with lent(self, **{name: bias.float() for name, bias in held.items() if bias is not None and _is_half(bias)}):
             return super().forward(*inputs, **named)
+
+
+def _looks_up(experts: torch.nn.Module) -> bool:
+    """Whether they are computed all at once: one after the other each is multiplied in the precision of its bias, and
+    torch adds up a bias that all tokens share in float32. Who is not asked how loops, but for what CPUs were given."""
+    way = getattr(getattr(experts, "config", None), "_experts_implementation", None)
+    if way is None:
+        return all(held.device.type == "cpu" for held in experts.parameters(recurse=False))
+    return bool(way != "eager")
 
 
 def _expert_biases(module: torch.nn.Module) -> list[str]:

@@ -23,6 +23,8 @@ FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = torch.finfo(FLOAT8).max
 BLOCK = 128
 """One scale for BLOCK x BLOCK values of a matrix, as published FP8 checkpoints have it: theirs are kept exactly."""
+_AT_ONCE = 2**21
+"""Values that are scaled at once where that takes copies."""
 
 
 class Float8Weight(torch.nn.Module):
@@ -139,14 +141,25 @@ def to_float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def from_float8(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight that `to_float8` packed, in `dtype`, which holds every 8-bit float: they are scaled where they lie."""
+    """The weight that `to_float8` packed, in `dtype`, which holds every 8-bit float: they are scaled where they lie.
+
+    Some rows of blocks at a time on a CPU, whose kernels copy what they multiply in another precision, and where the
+    last blocks are cut off, since the scales are spread over the values then.
+    """
     rows, columns = packed.shape[-2:]
     weight = packed.to(dtype)
-    if rows % BLOCK or columns % BLOCK:
-        spread = scale.repeat_interleave(BLOCK, dim=-2)[..., :rows, :].repeat_interleave(BLOCK, dim=-1)[..., :columns]
-        return weight.mul_(spread)
-    tiles = weight.view(*packed.shape[:-2], rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
-    tiles.mul_(scale[..., :, None, :, None])
+    whole = rows % BLOCK == columns % BLOCK == 0
+    at_once = rows
+    if packed.device.type == "cpu" or not whole:
+        at_once = BLOCK * max(1, _AT_ONCE * rows // (BLOCK * max(1, packed.numel())))
+    for top in range(0, rows, max(1, at_once)):
+        part = weight[..., top : top + at_once, :]
+        scales = scale[..., top // BLOCK : -(-(top + at_once) // BLOCK), :]
+        if whole:
+            part.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK)).mul_(scales[..., :, None, :, None])  # type: ignore[no-untyped-call]
+        else:
+            below = scales.repeat_interleave(BLOCK, dim=-2)[..., : part.shape[-2], :]
+            part.mul_(below.repeat_interleave(BLOCK, dim=-1)[..., :columns])
     return weight
 
 

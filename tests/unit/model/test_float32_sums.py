@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rankzero.model.float32_sums import sum_in_float32
+from tests.support.tiny_configs import CONFIGS
 
 
 class Scaled(torch.nn.Embedding):
@@ -98,8 +101,9 @@ def test_a_layer_norm_of_which_a_part_is_trained(trained: str) -> None:
 class Experts(torch.nn.Module):
     """With biases that are looked up, as gpt-oss has them. Computes on no device: what it is given is what is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str | None) -> None:
         super().__init__()
+        self.config = SimpleNamespace(_experts_implementation=way)
         self.up_proj = torch.nn.Parameter(torch.empty(4, 8, 16, dtype=torch.bfloat16, device="meta"))
         self.up_proj_bias = torch.nn.Parameter(torch.empty(4, 16, dtype=torch.bfloat16, device="meta"))
 
@@ -109,9 +113,30 @@ class Experts(torch.nn.Module):
 
 def test_on_other_devices_only_biases_that_are_looked_up_are_summed_in_float32() -> None:
     """An H200 rounded the sums of gpt-oss's: the gradient of all its experts' biases lacked 70 %."""
-    model = torch.nn.ModuleDict({"tokens": torch.nn.Embedding(5, 16), "norm": torch.nn.LayerNorm(16), "mlp": Experts()})
+    model = torch.nn.ModuleDict(
+        {"tokens": torch.nn.Embedding(5, 16), "norm": torch.nn.LayerNorm(16), "mlp": Experts("grouped_mm")}
+    )
     assert sum_in_float32(model, "cuda") == 1
     looked_up = model["mlp"](torch.zeros(3, dtype=torch.long, device="meta"))
     assert looked_up.dtype is torch.float32 and model["mlp"].up_proj_bias.dtype is torch.bfloat16
     model.requires_grad_(requires_grad=False)
     assert model["mlp"](torch.zeros(3, dtype=torch.long, device="meta")).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("way", ["eager", None])
+def test_biases_stay_where_experts_are_computed_one_after_the_other(way: str | None) -> None:
+    """Each is multiplied in the precision that its bias leaves: in float32 there would be products of two."""
+    experts = Experts(way)
+    sum_in_float32(experts, "cuda")
+    assert experts(torch.zeros(3, dtype=torch.long, device="meta")).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("way", ["eager", "grouped_mm", "batched_mm"])
+def test_gpt_oss_trains_in_whichever_way_its_experts_are_computed(way: str) -> None:
+    config = CONFIGS["gpt_oss"]()
+    model = AutoModelForCausalLM.from_config(config).bfloat16().train()
+    model.config._experts_implementation = way
+    experts = model.model.layers[0].mlp.experts
+    assert experts.config._experts_implementation == way and sum_in_float32(model) > 2
+    model(input_ids=torch.arange(3, 20)[None]).logits.float().sum().backward()
+    assert experts.gate_up_proj_bias.grad.dtype is torch.bfloat16 and experts.gate_up_proj_bias.grad.any()

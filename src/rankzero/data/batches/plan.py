@@ -77,22 +77,31 @@ def packed_batches(rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens:
     """Cut rows into few passes of at most `max_tokens` tokens, without padding, all of about the same size.
 
     Passes as full as possible would take the most memory and leave a small one at the end, for which a GPU waits while
-    the host starts its kernels. So rows are divided as among ranks, into as few passes as fit so; where that takes more
-    passes than putting each row, longest first, into the fullest that has room (best-fit decreasing), they are filled
-    so. A row longer than `max_tokens` makes a pass alone.
+    the host starts its kernels. So rows are divided as among ranks, into as few passes as their tokens need, into one
+    more, or into as many as come of putting each row, longest first, into the fullest that has room (best-fit
+    decreasing); where each of these has a pass that is too long, they are filled so. A row longer than `max_tokens`
+    makes a pass alone.
     """
     order = rows[np.argsort(-lengths[rows], kind="stable")]
     longer = int((lengths[order] > max_tokens).sum())
     alone, others = [order[place : place + 1] for place in range(longer)], order[longer:]
     if not len(others):
         return alone
-    count, filled = -(-int(lengths[others].sum()) // max_tokens), None
-    while filled is None or count <= len(filled):
-        even = divide_among_ranks(others, lengths, count)
-        if all(int(lengths[part].sum()) <= max_tokens for part in even):
+    # As few as their tokens, and those of which no two fit together, leave room for.
+    fewest = max(-(-int(lengths[others].sum()) // max_tokens), int((2 * lengths[others] > max_tokens).sum()))
+    if (even := _even(others, lengths, fewest, max_tokens)) is not None:
+        return alone + even
+    filled = _best_fit(others, lengths, max_tokens)
+    for count in (fewest + 1, len(filled)):
+        if count <= len(filled) and (even := _even(others, lengths, count, max_tokens)) is not None:
             return alone + even
-        count, filled = count + 1, filled or _best_fit(others, lengths, max_tokens)
     return alone + filled
+
+
+def _even(rows: Indices, lengths: npt.NDArray[np.int32], count: int, max_tokens: int) -> list[Indices] | None:
+    """So many passes of about the same size; None where one would be too long."""
+    passes = divide_among_ranks(rows, lengths, count)
+    return passes if all(int(lengths[part].sum()) <= max_tokens for part in passes) else None
 
 
 def _best_fit(order: Indices, lengths: npt.NDArray[np.int32], max_tokens: int) -> list[Indices]:

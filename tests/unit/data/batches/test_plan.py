@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankzero.data.batches import plan
 from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
 from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
@@ -84,6 +86,24 @@ def test_packed_passes_of_a_step_share_its_tokens() -> None:
     values = np.array([2600, 2400, 2100, 1900, 1700, 1500, 1300, 1200, 1100, 1000, 900, 800, 700, 600, 400, 200])
     loads = [int(values[rows].sum()) for rows in packed_batches(np.arange(16), values, max_tokens=16384)]
     assert sum(loads) == 20400 and len(loads) == 2 and max(loads) - min(loads) <= 200
+
+
+@pytest.mark.parametrize("shortest", [1100, 700, 100])
+def test_a_cut_of_many_rows_divides_them_three_times_at_most(shortest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of more than half a pass would else be divided anew for each pass that they need beyond their tokens."""
+    counts: list[int] = []
+    divide = divide_among_ranks
+
+    def counted(rows: np.ndarray, lengths: np.ndarray, count: int) -> list[np.ndarray]:
+        counts.append(count)
+        return divide(rows, lengths, count)
+
+    monkeypatch.setattr(plan, "divide_among_ranks", counted)
+    values = np.random.default_rng(0).integers(shortest, 2048, 500).astype(np.int32)
+    passes = packed_batches(np.arange(500), values, max_tokens=2048)
+    assert 1 <= len(counts) <= 3
+    assert all(int(values[rows].sum()) <= 2048 for rows in passes)
+    assert sorted(np.concatenate(passes).tolist()) == list(range(500))
 
 
 def test_rows_that_fit_in_one_way_alone_take_no_pass_more() -> None:
