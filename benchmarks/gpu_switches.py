@@ -28,14 +28,16 @@ from gpu_trace import table
 
 from rankzero.forecast.devices import find_device
 
+DEFAULT = "the default"
 SWITCHES = {
-    "the default": (),
+    DEFAULT: (),
     "`model.kernels: liger`": ('model.kernels="liger"',),
     "`train.torch_compile: true`": ("train.torch_compile=true",),
     "`train.gradient_checkpointing: true`": ("train.gradient_checkpointing=true",),
     "`train.padding_free: false`": ("train.padding_free=false",),
     "`lora.dropout: 0.05`": ("lora.dropout=0.05",),
     "`train.micro_batch_tokens: 8192`": ("train.micro_batch_tokens=8192",),
+    "`model.quantization: nf4`": ('model.quantization="nf4"',),
 }
 WARM, TIMED = 2, 5
 MOST_SECONDS = 150.0
@@ -96,7 +98,7 @@ def compare(given: argparse.Namespace, work: Path) -> str:
     """Every variant in turn, as a table."""
     cell = find_cell(given.shape, given.method)
     rows, usual, failed = [], None, []
-    chosen = {name: changes for name, changes in SWITCHES.items() if name == "the default" or wanted(name, given.only)}
+    chosen = {name: changes for name, changes in SWITCHES.items() if name == DEFAULT or wanted(name, given.only)}
     for name, changes in chosen.items():
         command = [sys.executable, __file__, "--child", "--shape", given.shape, "--method", given.method]
         command += ["--device", given.device, "--work", str(work), *(["--quick"] if given.quick else [])]
@@ -111,7 +113,7 @@ def compare(given: argparse.Namespace, work: Path) -> str:
             failed.append(f"- {name}: {last_words(done.stderr)}")
             continue
         found = json.loads(done.stdout.splitlines()[-1])
-        usual = usual or found
+        usual = found if name == DEFAULT else usual
         rows.append(row(name, found, usual, cell))
         print(rows[-1], file=sys.stderr, flush=True)
     head = ("", "useful tokens/s", "MFU", "time ÷ default", "passes", "memory", "loading and first step", "steps, s")

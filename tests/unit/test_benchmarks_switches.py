@@ -68,3 +68,22 @@ def test_a_variant_of_a_tiny_model(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["seconds"][0] > 0 and found["tokens"][0] > 4 and found["passes"] == [1]
     assert found["device"] == "" and found["parameters"] > 1000 and found["peak"] > 0
+
+
+def test_without_the_default_nothing_stands_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "RANKZERO_CACHE"):
+        monkeypatch.setenv(name, "")
+
+    def start(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        failed = "--set" not in command
+        return subprocess.CompletedProcess(command, int(failed), json.dumps(measured(1.0)), "out of memory")
+
+    monkeypatch.setattr(gpu_switches.subprocess, "run", start)
+    gpu_switches.main(["--work", str(tmp_path), "--only", "liger"])
+    printed = capsys.readouterr().out
+    assert (
+        "| `model.kernels: liger` | 10,000 | 32.4% |  | 1 to 2 |" in printed
+        and "- the default: out of memory" in printed
+    )
