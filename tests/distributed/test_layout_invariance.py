@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
+from tests.support.forked import run_forked
+from tests.support.runs import metrics, run_here, run_root, small_spec
 from tests.support.tiny import chat_rows, write_jsonl
 
 pytestmark = pytest.mark.distributed
@@ -65,8 +66,8 @@ def test_pass_size(tokens: int, tmp_path: Path, tiny: Path, one_process: RunSpec
 @pytest.mark.parametrize("nproc", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_process_count(nproc: int, tmp_path: Path, tiny: Path, one_process: RunSpec) -> None:
     spec = spec_in(tmp_path, tiny)
-    report = run_processes_here(spec, nproc)
-    assert report["world_size"] == nproc
+    ranks = run_forked(spec, nproc)
+    assert ranks.report is not None and ranks.report["world_size"] == nproc, ranks.said
     assert_same_curve(spec, one_process)
 
 
@@ -81,6 +82,7 @@ def test_more_ranks_than_rows_in_the_last_batch(tmp_path: Path, tiny: Path) -> N
     curves = []
     for name, nproc in (("a", 1), ("b", 3)):
         spec = small_spec(tmp_path / name, tiny, rows=17, eval_rows=2, lora__dropout=0.1, train__num_train_epochs=1)
-        run_processes_here(spec, nproc)
+        ranks = run_forked(spec, nproc)
+        assert ranks.report is not None and ranks.report["world_size"] == nproc, ranks.said
         curves.append([row["loss"] for row in metrics(spec)])
     assert curves[0] == pytest.approx(curves[1], rel=LOSS_TOLERANCE)

@@ -12,7 +12,8 @@ import pytest
 
 from rankzero.data.batches.collators.images import PicturedText
 from rankzero.data.batches.collators.text import MicroBatch
-from tests.support.runs import metrics, run_here, run_processes_here
+from tests.support.forked import run_forked
+from tests.support.runs import metrics, run_here
 from tests.support.tasks import TASKS, task_spec
 
 pytestmark = pytest.mark.distributed
@@ -43,7 +44,8 @@ def test_the_curve_is_of_the_data_alone(task: str, tmp_path: Path, monkeypatch: 
     run_here(one)
     assert with_images == ({True, False} if task == "vision" else set())
     run_here(small)
-    assert run_processes_here(two, 2)["world_size"] == 2
+    ranks = run_forked(two)
+    assert ranks.report is not None and ranks.report["world_size"] == 2, ranks.said
     expected = metrics(one)
     assert len(expected) == 8 and expected[-1]["loss"] != pytest.approx(expected[0]["loss"], rel=0.001)
     for other in (small, two):
