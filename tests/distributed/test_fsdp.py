@@ -19,7 +19,7 @@ from tests.support import vision_families
 from tests.support.architectures import save
 from tests.support.forked import Ordeal, in_ranks, run_forked
 from tests.support.images import picture_rows
-from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
+from tests.support.runs import metrics, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.support.tiny import write_jsonl
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
@@ -260,11 +260,12 @@ def test_three_interruptions_change_no_bit(method: str, tiny: Path, tmp_path: Pa
     assert results
 
 
-def test_through_the_launcher(tiny: Path, tmp_path: Path) -> None:
-    """Also what goes with it: checkpointed activations, weights that are kept in the machine's memory."""
+def test_what_goes_with_it(tiny: Path, tmp_path: Path) -> None:
+    """Checkpointed activations, weights that are kept in the machine's memory."""
     spec = spec_in(tmp_path, tiny, "full", "fsdp", train__gradient_checkpointing=True, train__offload="all")
-    report = run_processes_here(spec, 2)
-    assert report["world_size"] == 2 and report["steps"] == 4
+    outcome = run_forked(spec)
+    assert outcome.codes == [0, 0], outcome.said
+    assert outcome.report is not None and outcome.report["world_size"] == 2 and outcome.report["steps"] == 4
 
 
 def some_targets_at_a_time(directory: Path, cache: str, spec: str) -> None:

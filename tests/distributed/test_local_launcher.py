@@ -15,6 +15,7 @@ import pytest
 
 from rankzero.errors import DataError, RankzeroError, StoppedError
 from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import run_forked
 from tests.support.runs import metrics, run_processes_here, run_root, small_spec
 
 pytestmark = [pytest.mark.distributed, pytest.mark.faults]
@@ -75,8 +76,10 @@ def test_a_signal_to_the_launcher_stops_all_ranks_after_the_same_step(number: in
     assert not any(worker.is_running() for worker in workers)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_alone_stops_all(tmp_path: Path, tiny: Path) -> None:
-    """As when one pod of several is evicted: the wish travels in the step's reduction."""
+    """As when one pod of several is evicted: the wish travels in the step's reduction, as tests/faults/test_matrix_runs.py
+    has it without a launcher."""
     spec = long_spec(tmp_path, tiny)
     process = start(spec, tmp_path)
     wait_for_steps(spec, 3, process)
@@ -108,7 +111,7 @@ def test_an_error_of_all_ranks_is_raised_once_with_its_kind(tmp_path: Path, tiny
 def test_two_processes_stop_and_resume_bit_exactly(tmp_path: Path, tiny: Path) -> None:
     """The generators of both ranks too, though dropout draws from none."""
     whole = small_spec(tmp_path / "a", tiny)
-    run_processes_here(whole, 2)
+    assert run_forked(whole).codes == [0, 0]
     spec = small_spec(tmp_path / "b", tiny)
     (run_root(spec)).mkdir(parents=True)
     process = start(spec, tmp_path)
@@ -139,7 +142,7 @@ def test_torchrun_of_the_user(tmp_path: Path, tiny: Path) -> None:
     assert done.stderr.count("[DONE]") == 1, "only rank 0 speaks"
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_files_in_the_working_directory_stand_for_no_module(streaming: bool, tmp_path: Path, tiny: Path) -> None:
     """A machine with several GPUs starts processes, which trained nothing where a user's own file is named so."""
     spec = small_spec(tmp_path, tiny, data__streaming=streaming, data__max_length=512, train__max_steps=2)

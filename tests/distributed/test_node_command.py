@@ -58,18 +58,6 @@ def codes(run: Pods) -> list[int]:
     return [process.wait(timeout=300) for process in run.processes]
 
 
-def test_two_nodes_train_as_one_process(tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]) -> None:
-    spec = small_spec(tmp_path, tiny, **LONG)
-    run = pods(spec)
-    run.start(1)  # before there is a node 0 to meet
-    run.start(0)
-    assert codes(run) == [0, 0], run.log(0) + run.log(1)
-    assert losses(spec) == pytest.approx(whole, abs=1e-4)
-    assert (run.said(0)["outcome"], run.said(1)["outcome"]) == ("done", "done")
-    assert run.said(0)["step"] == run.said(0)["total_steps"] == 60
-    assert run.said(0)["checkpoint"] == 60
-
-
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_node_is_replaced_and_the_other_waits_in_place(
     lost: int, tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]
@@ -93,7 +81,8 @@ def test_a_stopped_node_saves_with_the_others_and_its_replacement_goes_on(
 ) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec)
-    first, second = run.start(0), run.start(1)
+    second = run.start(1)  # before there is a node 0 to meet
+    first = run.start(0)
     run.wait_for_step(12)
     second.send_signal(signal.SIGTERM)
     assert second.wait(timeout=300) == 75, run.log(1)
@@ -104,6 +93,8 @@ def test_a_stopped_node_saves_with_the_others_and_its_replacement_goes_on(
     assert replacement.wait(timeout=300) == 0, run.log(1)
     assert first.wait(timeout=300) == 0, run.log(0)
     assert losses(spec) == pytest.approx(whole, abs=1e-4)
+    assert (run.said(0)["outcome"], run.said(1)["outcome"]) == ("done", "done")
+    assert run.said(0)["step"] == run.said(0)["total_steps"] == run.said(0)["checkpoint"] == 60
     assert f"continuing from step {said['checkpoint']} bit-exactly" in run.log(0)
 
 
@@ -118,6 +109,18 @@ def test_all_stopped_at_once(tmp_path: Path, tiny: Path, pods: MakePods) -> None
     assert run.said(0)["checkpoint"] == run.said(0)["step"]
 
 
+def test_a_killed_process_ends_its_node_with_70(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
+    """Its platform starts another one, which goes on from what was saved."""
+    spec = small_spec(tmp_path, tiny, **LONG)
+    run = pods(spec, num_nodes=1)
+    node = run.start(0)
+    run.wait_for_step(3)
+    (worker,) = [child for child in psutil.Process(node.pid).children() if "rankzero.engine.worker" in child.cmdline()]
+    worker.kill()
+    assert node.wait(timeout=300) == 70, run.log(0)
+    assert "SIGKILL" in run.said(0)["what"]
+
+
 def test_stopped_while_its_processes_start(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
     run = pods(small_spec(tmp_path, tiny), num_nodes=1)
     process = run.start(0)
@@ -128,6 +131,7 @@ def test_stopped_while_its_processes_start(tmp_path: Path, tiny: Path, pods: Mak
     assert run.said(0)["outcome"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_stop_flag_ends_all_nodes(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec)
@@ -246,7 +250,7 @@ def test_retryable_codes_are_raised_where_the_platform_wants_it(tmp_path: Path, 
 def test_fewer_nodes_where_fewer_are_enough(tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec, num_nodes=2, min_nodes=1)
-    first, second = run.start(0), run.start(1)
+    first, second = run.start(0, module="tests.support.impatient_node"), run.start(1)
     run.wait_for_step(12)
     second.kill()
     assert first.wait(timeout=300) == 0, run.log(0)

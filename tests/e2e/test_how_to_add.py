@@ -14,7 +14,7 @@ import pytest
 import rankzero
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import to_yaml
-from tests.support.runs import small_spec
+from tests.support.runs import run_here, small_spec
 
 pytestmark = pytest.mark.e2e
 
@@ -97,9 +97,9 @@ def package(tmp_path: Path) -> Path:
     return copy.parent
 
 
-def train(package: Path | None, spec: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    path = [str(package)] if package else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
+def train(package: Path, spec: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     words = [sys.executable, "-m", "rankzero", "train", str(spec), "--json", *overrides]
     return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
 
@@ -109,9 +109,9 @@ def test_a_task_a_sharding_and_a_tracker(package: Path, tmp_path: Path, tiny: Pa
     spec.write_text(to_yaml(small_spec(tmp_path, tiny, train__max_steps=2, eval_rows=0)))
     assert load_run_spec(spec, env={}).spec.task == "sft"
     toys = ("task=toy", "train.sharding=toy", "tracking.toy=lines.jsonl", "name=toy")
-    plain, toy = train(None, spec), train(package, spec, *toys)
-    assert (plain.returncode, toy.returncode) == (0, 0), plain.stderr + toy.stderr
-    before, after = json.loads(plain.stdout), json.loads(toy.stdout)
+    before, toy = run_here(load_run_spec(spec, env={}).spec), train(package, spec, *toys)
+    assert toy.returncode == 0, toy.stderr
+    after = json.loads(toy.stdout)
     assert after["train_loss_first"] == pytest.approx(2 * before["train_loss_first"], rel=1e-6)
     root = Path(after["spec"]["output_dir"]) / "toy"
     lines = [json.loads(line) for line in (root / "events/lines.jsonl").read_text().splitlines()]

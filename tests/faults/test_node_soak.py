@@ -1,6 +1,7 @@
 """Node commands under a platform that replaces what leaves, killed at random: no hang, and every exit code is right.
 
-`make soak` draws SOAK kills (200) and prints how many there were of each kind; `make test` draws two.
+`make soak` draws SOAK kills (200) and prints how many there were of each kind; `make test-slow` draws two.
+tests/distributed/test_node_command.py has each kind by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.nodes import Pods
 from tests.support.runs import metrics, run_here, run_root, small_spec
 
-pytestmark = [pytest.mark.faults, pytest.mark.distributed, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("SOAK", "2"))
 KILLS_OF_A_RUN = min(4, KILLS)

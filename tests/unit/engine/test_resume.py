@@ -17,8 +17,11 @@ from rankzero import machine
 from rankzero.data.prompts import Prompt
 from rankzero.data.rows.conversation import Message
 from rankzero.engine.checkpoint import Position, judged_again, under, with_eval
+from rankzero.engine.distributed import World
+from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
-from rankzero.engine.resume import check_same_run, how_it_continues, refuse_different_inputs
+from rankzero.engine.inputs import read_inputs
+from rankzero.engine.resume import check_same_run, how_it_continues, refuse_before_gpus, refuse_different_inputs
 from rankzero.engine.step import Stepper
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import preparation
@@ -571,16 +574,25 @@ def test_a_flag_file_stops_the_run(tmp_path: Path, tiny: Path) -> None:
 
 def test_preparation_finds_both_conflicts_with_a_finished_run(tmp_path: Path, uninterrupted: RunSpec) -> None:
     """Before a GPU is asked for: the spec's and the data's, with a name to take instead."""
-    error = prepared(tmp_path, other(uninterrupted, tmp_path))
+    error = prepared(other(uninterrupted, tmp_path))
     assert isinstance(error, ConfigError)
     assert [problem.where for problem in error.problems[1:]] == ["train.learning_rate", "data"]
     assert "name=small-" in error.problems[0].hint
 
 
 def test_preparation_of_what_may_go_on_is_fine(tmp_path: Path, uninterrupted: RunSpec) -> None:
-    assert prepared(tmp_path, uninterrupted) is None
-    assert prepared(tmp_path, other(uninterrupted, tmp_path).model_copy(update={"resume": "continue"})) is None
-    assert prepared(tmp_path, other(uninterrupted, tmp_path), allow_changes=("train.learning_rate", "data")) is None
+    """What the preparation's process asks for, here without that process."""
+    changed, allowed = other(uninterrupted, tmp_path), RunOptions(allow_changes=("train.learning_rate", "data"))
+    for spec, options in (
+        (uninterrupted, RunOptions()),
+        (changed.model_copy(update={"resume": "continue"}), RunOptions()),
+        (changed, allowed),
+    ):
+        refuse_before_gpus(RunDir(run_root(spec)), spec, read_inputs(spec, World(), Ledger()), options)
+    with pytest.raises(ConfigError, match="train.learning_rate"):
+        refuse_before_gpus(
+            RunDir(run_root(changed)), changed, read_inputs(changed, World(), Ledger()), RunOptions()
+        )
 
 
 def test_another_setting_goes_on_where_that_is_said(tmp_path: Path, uninterrupted: RunSpec) -> None:
@@ -604,7 +616,6 @@ def other(spec: RunSpec, folder: Path) -> RunSpec:
     )
 
 
-def prepared(folder: Path, spec: RunSpec, **options: Any) -> RankzeroError | None:
+def prepared(spec: RunSpec) -> RankzeroError | None:
     """What the preparation's pod ends with."""
-    output = Output(Redactor({}))
-    return preparation.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())
+    return preparation.run(spec, NodeSettings(run="r", options=RunOptions()), Output(Redactor({})), StopWish())
