@@ -42,7 +42,8 @@ def test_the_shipped_rows() -> None:
 
 def test_its_first_steps(tmp_path: Path, cli: Cli, one_thread: None) -> None:
     """The real model, of its file in the wheel, begins to learn the shipped rows, and is asked before and after."""
-    settings = f"output_dir={tmp_path} data.eval=null eval.on_start=false train.max_steps=4 train.warmup_steps=0"
+    settings = f"output_dir={tmp_path} data.eval=null eval.on_start=false eval.max_new_tokens=8"
+    settings += " train.max_steps=4 train.global_batch_size=4 train.warmup_steps=0"
     done = cli(f"train {RECIPE / 'run.yaml'} model.name={find_model()} {settings} --json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
