@@ -103,7 +103,7 @@ def test_losses_and_names_stay_and_a_second_process_does_not_compile_again(tmp_p
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_compiled_dropout_drops_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its integers overflow on purpose, also where a compiler could think that they do not."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
