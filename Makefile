@@ -36,10 +36,11 @@ test: $(VENV)/.dev lint
 test-slow: $(VENV)/.dev
 	$(PYTESTS) -m "$(ALL_TESTS) and slow"
 
-# Named by their directories, since to look for them among all tests takes a minute.
+# Named by their directories, since to look for them among all tests takes a minute. Test by test: a third of their time
+# is one file's, and what tests of a file share takes moments.
 DEEPSPEED_TESTS := tests/distributed tests/gpu
 test-deepspeed: $(VENV)/.deepspeed
-	$(PYTESTS) -m deepspeed $(DEEPSPEED_TESTS)
+	$(PYTESTS) --dist load -m deepspeed $(DEEPSPEED_TESTS)
 
 # MLflow's server and Trackio bring an older pyarrow and pillow, so they have an environment of their own.
 test-trackers: $(VENV)-trackers/.installed

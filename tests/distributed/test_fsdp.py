@@ -19,7 +19,7 @@ from tests.support import vision_families
 from tests.support.architectures import save
 from tests.support.forked import Ordeal, in_ranks, run_forked
 from tests.support.images import picture_rows
-from tests.support.runs import metrics, run_here, run_root, small_spec
+from tests.support.runs import metrics, one_process_each, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.support.tiny import write_jsonl
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
@@ -101,7 +101,14 @@ def spec_in(root: Path, tiny: Path, method: str, sharding: str = "ddp", **change
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], RunSpec]:
+def full_alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
+    """The finished run of all weights in one process."""
+    root = tmp_path_factory.mktemp("full-one")
+    return one_process_each(root, lambda directory, method: spec_in(directory, tiny, method), ["full"])["full"]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: Path, full_alone: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], RunSpec]:
     """Finished runs by method or task and layout: one process, two with ddp where it is a method, two with fsdp."""
     root = tmp_path_factory.mktemp("layouts")
     with pytest.MonkeyPatch.context() as patch:
@@ -123,9 +130,10 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
                     train__num_train_epochs=1,
                     **{**how, "train__sharding": "fsdp" if layout == "fsdp" else "ddp"},
                 )
+        del specs["full", "one"]
         for (_, layout), spec in specs.items():
             (run_here if layout == "one" else run)(spec)
-    return specs
+    return {**specs, ("full", "one"): full_alone}
 
 
 @pytest.mark.parametrize("method", [*METHODS, *OTHER_TASKS])
@@ -294,7 +302,7 @@ def some_targets_at_a_time(directory: Path, cache: str, spec: str) -> None:
 @pytest.mark.parametrize("method", ["full", "head saved whole"])
 @pytest.mark.parametrize("sharding", ["fsdp", *(pytest.param(f"zero{n}", marks=pytest.mark.deepspeed) for n in (2, 3))])
 def test_the_loss_of_some_targets_at_a_time_is_that_of_all(
-    method: str, sharding: str, runs: dict[tuple[str, str], RunSpec], tiny: Path, tmp_path: Path
+    method: str, sharding: str, full_alone: RunSpec, tiny: Path, tmp_path: Path
 ) -> None:
     """With the head trained; evaluations and passes without a row included."""
     changes = {} if method == "full" else {"lora__modules_to_save": ["lm_head"]}
@@ -308,7 +316,7 @@ def test_the_loss_of_some_targets_at_a_time_is_that_of_all(
             assert counts == []
         else:
             assert max(counts) == 3 and len(counts) > 20
-    whole = runs["full", "one"]
+    whole = full_alone
     if method != "full":
         whole = spec_in(tmp_path / "whole", tiny, "lora", **changes)
         run_here(whole)

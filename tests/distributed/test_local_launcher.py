@@ -78,7 +78,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_after_the_same_step(number: in
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_alone_stops_all(tmp_path: Path, tiny: Path) -> None:
-    """As when one pod of several is evicted: the wish travels in the step's reduction, as tests/faults/test_matrix_runs.py
+    """As when one pod of several is evicted: the wish travels in the step's reduction. tests/faults/test_matrix_runs.py
     has it without a launcher."""
     spec = long_spec(tmp_path, tiny)
     process = start(spec, tmp_path)

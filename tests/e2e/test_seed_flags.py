@@ -160,6 +160,7 @@ def test_under_torchrun(name: str, places: dict[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_two_nodes_under_torchrun(places: dict[str, str], tmp_path: Path) -> None:
     """NNODES=2, NGPU=1: one torchrun on each node, here both on this machine."""
     line = (

@@ -590,9 +590,7 @@ def test_preparation_of_what_may_go_on_is_fine(tmp_path: Path, uninterrupted: Ru
     ):
         refuse_before_gpus(RunDir(run_root(spec)), spec, read_inputs(spec, World(), Ledger()), options)
     with pytest.raises(ConfigError, match="train.learning_rate"):
-        refuse_before_gpus(
-            RunDir(run_root(changed)), changed, read_inputs(changed, World(), Ledger()), RunOptions()
-        )
+        refuse_before_gpus(RunDir(run_root(changed)), changed, read_inputs(changed, World(), Ledger()), RunOptions())
 
 
 def test_another_setting_goes_on_where_that_is_said(tmp_path: Path, uninterrupted: RunSpec) -> None:

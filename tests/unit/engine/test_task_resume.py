@@ -19,6 +19,7 @@ from tests.unit.engine.test_resume import assert_same_state, final_state, withou
 
 pytestmark = pytest.mark.faults
 
+
 def stop_in_step(spec: RunSpec, step: int) -> None:
     with pytest.raises(StoppedError):
         run_here(spec, hooks=stop_in(step))
