@@ -328,7 +328,10 @@ def assert_says_the_same(model: Any, ids: list[int], said: list[dict[int, float]
 @needs_llama_cpp
 @pytest.mark.parametrize(
     ("name", "types"),
-    [("llama", ("f32", "q8_0")), pytest.param("qwen2", ("f32",), marks=pytest.mark.slow), ("qwen3", ("f32",))],
+    [
+        ("llama", ("f32", "q8_0")),
+        *(pytest.param(name, ("f32",), marks=pytest.mark.slow) for name in ("qwen2", "qwen3")),
+    ],
 )
 def test_llama_cpp_says_what_the_result_says(
     name: str, types: tuple[str, ...], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
