@@ -36,7 +36,7 @@ class TestCounts:
         rows = [
             row
             for name in ROWS
-            if name not in ("text", "preference", "classification", "segments")
+            if name not in ("text", "preference", "openai_preference", "classification", "segments")
             for row in ROWS[name]
         ]
         result, out = run(rows, "messages", tmp_path)
@@ -322,7 +322,8 @@ class TestContainersIn:
 
 
 def test_every_format_can_be_converted_to_something(tmp_path: Path) -> None:
-    targets = {"text": "text", "preference": "preference", "classification": "classification", "segments": "segments"}
+    targets = {name: name for name in ("text", "preference", "classification", "segments")}
+    targets["openai_preference"] = "preference"
     for name in FORMATS:
         (tmp_path / name).mkdir()
         result, _ = run(ROWS[name], targets.get(name, "messages"), tmp_path / name)
