@@ -49,21 +49,10 @@ MODELS = (
     *("auto", "bert", "bloom", "distilbert", "falcon_mamba", "gemma3", "gpt2", "gpt_oss", "llama", "mamba", "mixtral"),
     *("opt", "qwen2", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl", "siglip"),
     # liger-kernel imports these, whatever model it is used for
-    *(
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v4",
-        "exaone4",
-        "falcon_h1",
-        "gemma",
-        "gemma2",
-        "gemma4",
-        "glm4",
-        "glm4v",
-    ),
-    *("glm4v_moe", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internvl", "llama4", "llava", "ministral"),
-    *("mistral", "mllama", "muse_glimmer", "nemotron", "olmo2", "olmo3", "paligemma", "phi3", "pixtral", "qwen2_5_vl"),
-    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl_moe", "smollm3", "smolvlm"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v4", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma4", "glm4"),
+    *("glm4v", "glm4v_moe", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "internvl", "llama4", "llava"),
+    *("ministral", "mistral", "mllama", "muse_glimmer", "nemotron", "olmo2", "olmo3", "paligemma", "phi3", "pixtral"),
+    *("qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl_moe", "smollm3", "smolvlm"),
 )
 """Whose code stays: what the benchmark, tests/gpu, peft and liger-kernel import. Half of transformers is code of
 others."""

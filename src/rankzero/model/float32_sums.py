@@ -100,8 +100,9 @@ class SummedBiases(torch.nn.Module):
 
 
 def _looks_up(experts: torch.nn.Module) -> bool:
-    """Whether they are computed all at once: one after the other each is multiplied in the precision of its bias, and
-    torch adds up a bias that all tokens share in float32. Who is not asked how loops, but for what CPUs were given."""
+    """Whether they are computed all at once. Where one comes after the other (eager), torch adds up an expert's bias in
+    float32 itself, and a float32 one would meet weights in half precision. Experts of a model's own code do not say
+    how they compute: on GPUs they are left as they are."""
     way = getattr(getattr(experts, "config", None), "_experts_implementation", None)
     if way is None:
         return all(held.device.type == "cpu" for held in experts.parameters(recurse=False))

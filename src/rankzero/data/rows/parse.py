@@ -160,7 +160,9 @@ def _at(row: Row, place: str) -> Any:
     """What lies under a key, or, with a dot, under a key of an object."""
     key, _, inner = place.partition(".")
     value = row.get(key)
-    return value.get(inner) if inner and isinstance(value, dict) else None if inner else value
+    if not inner:
+        return value
+    return value.get(inner) if isinstance(value, dict) else None
 
 
 def _is_rich(turn: Row) -> bool:

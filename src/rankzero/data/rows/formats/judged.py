@@ -20,7 +20,7 @@ PREFERENCES = "preferences are for task dpo"
 """Why rows of better and worse answers are refused by other tasks."""
 LEARN_CHOSEN = (
     "set task: dpo in run.yaml; to fine-tune on the chosen ones alone: columns {completion: chosen}, or {messages: "
-    "chosen} without a prompt; of OpenAI's outputs behind rankzero data convert --as preference"
+    "chosen} without a prompt; OpenAI's preferences become such rows by rankzero data convert --as preference"
 )
 
 JUDGED: Keys = frozenset({*_WANTED, *UNWANTED, "rejected_images"})

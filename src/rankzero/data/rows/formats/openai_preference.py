@@ -10,6 +10,7 @@ from typing import Any
 from rankzero.data.rows.formats import preference
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, UNWANTED
 from rankzero.data.rows.formats.format import ASKING, Claim, Format, Keys, Noted, Result, Row
+from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.tools import TOOL_KEYS, decoded
 from rankzero.data.rows.formats.turns import TURN_KEYS, unread_keys
 from rankzero.data.rows.problems import RowProblem, kind
@@ -36,17 +37,7 @@ def to_conversation(row: Row, line: int) -> Result:
         if not isinstance(value, list):
             what, hint = f"`{name}` is {kind(value)}", "a list of turns: [{role, content}, …]"
             return [RowProblem(line, "no list of turns", what, hint)]
-    problems = _beside(asked, row, line) or [
-        RowProblem(
-            line,
-            "no assistant turn",
-            f"`{key}` begins with a turn of {turns[key][0]['role']!r}",
-            "an answer is an assistant turn",
-        )
-        for key in (CHOSEN, REJECTED)
-        if turns[key] and isinstance(turns[key][0], dict) and turns[key][0].get("role", "assistant") != "assistant"
-    ]
-    if problems:
+    if problems := _beside(asked, row, line) or [*_questions(turns, line)]:
         return problems
     read = {key: value for key, value in row.items() if key not in KEYS}
     read |= {_TOOLS: asked[_TOOLS]} if asked.get(_TOOLS) else {}
@@ -64,6 +55,16 @@ def _turns(value: object) -> Any:
     """As a list, also of one turn, and of JSON in a string."""
     read = decoded(value)
     return [read] if isinstance(read, dict) else read
+
+
+def _questions(turns: dict[str, Any], line: int) -> Iterable[RowProblem]:
+    """The answers that begin with somebody else's turn."""
+    for key in (CHOSEN, REJECTED):
+        first = turns[key][0] if turns[key] else None
+        role = role_of(first.get("role", first.get("from"))) if isinstance(first, dict) else None
+        if role not in (None, "assistant"):  # what is no role is told as in any turn
+            what = f"`{key}` begins with a {role} turn"
+            yield RowProblem(line, "no assistant turn", what, "an answer is an assistant turn")
 
 
 def _beside(asked: Row, row: Row, line: int) -> list[RowProblem]:

@@ -221,7 +221,7 @@ def test_openais_preferences_are_pairs() -> None:
         ({"input": {**QUESTION, "instructions": "Be kind."}}, "`input` has `instructions` beside its messages"),
         ({"preferred_output": OTHER["non_preferred_output"]}, "`preferred_output` and `non_preferred_output` are the"),
         ({"non_preferred_output": []}, "`non_preferred_output` is empty"),
-        ({"preferred_output": QUESTION["messages"]}, "`preferred_output` begins with a turn of 'user'"),
+        ({"preferred_output": QUESTION["messages"]}, "`preferred_output` begins with a user turn"),
         ({"preferred_output": [{"content": 1, "role": "assistant"}]}, "preferred_output"),
         ({"preferred_output": "Pong", "non_preferred_output": "No."}, "`preferred_output` is a string"),
         ({"input": {"messages": "Ping"}}, "`input.messages` is a string"),
@@ -248,6 +248,13 @@ def test_openais_turns_as_json_in_strings_are_turns() -> None:
     plain = {"input": QUESTION, **OUTPUT, **OTHER}
     found, wanted = (parse(Chunk(0, 1, json.dumps(one).encode()), "auto").conversations for one in (row, plain))
     assert found == wanted and found[0].templated
+
+
+def test_openais_outputs_may_name_their_speaker_in_other_words() -> None:
+    row = {"input": QUESTION, **OTHER, "preferred_output": [{"role": "model", "content": "Pong"}]}
+    plain = {"input": QUESTION, **OUTPUT, **OTHER}
+    found, wanted = (parse(Chunk(0, 1, json.dumps(one).encode()), "auto").conversations for one in (row, plain))
+    assert found == wanted
 
 
 def test_what_nothing_reads_of_openais_turns_is_counted() -> None:
