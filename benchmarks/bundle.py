@@ -1,6 +1,7 @@
 """What a machine without a network lacks to run the GPU benchmark and its tests, as one directory to carry there.
 
     python benchmarks/bundle.py --have FILE       FILE: `pip list --format=freeze` of that machine
+    python benchmarks/bundle.py --have FILE --peer unsloth      a peer with bounds of its own, in .gpu-bundle-unsloth/
 
 makes .gpu-bundle/, and there `PYTHONPATH=.gpu-bundle:src python3 benchmarks/gpu.py` works without an installation.
 Wheels come from pip, for that machine's Python and platform; what it has in a version that meets the bounds stays out,
@@ -31,6 +32,10 @@ BUNDLE = ROOT / ".gpu-bundle"
 EXTRAS = ("train", "vision", "quantization", "liger")
 BESIDE = ("trl", "pytest", "pytest-timeout", "hypothesis")
 """The peer, and what tests/gpu need."""
+APART = {"unsloth": ("unsloth", "unsloth_zoo")}
+"""Peers that do not go together with the versions that rankzero takes, and what each of them is made of."""
+UNUSED = {"unsloth": ("diffusers", "hf-transfer", "torchao")}
+"""What they ask for and do not import where nothing but a text model is trained."""
 NEVER = ("torch", "triton", "numpy", "nvidia-*", "cuda-*")
 """A machine with a GPU has its own."""
 DEAD = (
@@ -43,6 +48,8 @@ DEAD = (
     "bitsandbytes/libbitsandbytes_xpu*",
     "transformers/models/*/modular_*.py",
     "transformers/models/*/convert_*.py",
+    "studio/*",
+    "unsloth_cli/*",
 )
 """Files that nothing here reads: of other devices, and what transformers' own files are generated from."""
 MODELS = (
@@ -221,17 +228,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--platform", default="manylinux_2_28_x86_64")
     parser.add_argument("--cuda", default="13.0", help="the CUDA of that machine's torch (bitsandbytes)")
     parser.add_argument("--most-mib", type=float, default=60.0)
-    parser.add_argument("--out", type=Path, default=BUNDLE)
+    parser.add_argument(
+        "--peer", choices=sorted(APART), help="only this peer, by its own bounds; default: rankzero and TRL"
+    )
+    parser.add_argument("--out", type=Path, help=f"default: {BUNDLE.name}, or {BUNDLE.name}-PEER")
     given = parser.parse_args(arguments)
+    out = given.out or (BUNDLE.with_name(f"{BUNDLE.name}-{given.peer}") if given.peer else BUNDLE)
+    wanted = [Requirement(name) for name in APART[given.peer]] if given.peer else needed(ROOT / "pyproject.toml")
     have = read_versions(given.have.read_text(encoding="utf-8")) if given.have is not None else {}
     environment = target_environment(given.python, given.platform)
     with tempfile.TemporaryDirectory(prefix="rankzero-bundle-") as work:
         fetch = pip_download(Path(work), given.python, given.platform)
-        wheels = collect(needed(ROOT / "pyproject.toml"), have, fetch, environment, given.never)
-        shutil.rmtree(given.out, ignore_errors=True)
-        sizes = unpack(wheels.values(), given.out, given.cuda)
+        never = (*given.never, *UNUSED.get(given.peer, ()))
+        wheels = collect(wanted, have, fetch, environment, never)
+        shutil.rmtree(out, ignore_errors=True)
+        sizes = unpack(wheels.values(), out, given.cuda)
     mib = sum(sizes.values()) / 2**20
-    print(f"{given.out}: {mib:.1f} MiB of {len(wheels)} packages for Python {given.python}: {told(sizes)}")
+    print(f"{out}: {mib:.1f} MiB of {len(wheels)} packages for Python {given.python}: {told(sizes)}")
     if mib > given.most_mib:
         raise SystemExit(
             f"that is more than {given.most_mib:g} MiB: say what the machine has (--have), or leave some out"

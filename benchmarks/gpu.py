@@ -51,9 +51,9 @@ print(json.dumps(facts))
 """
 
 
-def probe(command: Sequence[str]) -> dict[str, Any]:
+def probe(command: Sequence[str], env: dict[str, str] | None = None) -> dict[str, Any]:
     """What a short process prints as JSON; {} where it cannot."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     return found
 
@@ -83,6 +83,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--only", action="append", metavar="TEXT", help="only cells with this in their name")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="when to be done; what is left then is left out")
     parser.add_argument("--peer-python", help="python of an environment with trl; default: .venv-bench, or this one")
+    parser.add_argument(
+        "--unsloth", type=Path, metavar="PATH", help="python of an environment with unsloth, or bundle.py's directory"
+    )
     parser.add_argument("--no-tests", action="store_true", help="leave tests/gpu out")
     parser.add_argument("--work", type=Path, help="empty directory to work in; default: a temporary one")
     parser.add_argument(
@@ -114,6 +117,16 @@ def this_machine() -> dict[str, Any]:
     }
 
 
+def unsloth_versions(path: Path) -> dict[str, str]:
+    """Of Unsloth and what it runs on. Raises SystemExit where it is not there."""
+    python, there = (sys.executable, str(path.resolve())) if path.is_dir() else (str(path), "")
+    found = probe([python, str(HERE / "gpu_peer.py"), "--probe"], {**os.environ, "PYTHONPATH": there})
+    if "unsloth" not in found:
+        raise SystemExit(f"{path} has no unsloth: python benchmarks/bundle.py --peer unsloth makes a directory with it")
+    beside = ("transformers", "trl", "xformers")
+    return {"unsloth": found["unsloth"]} | {f"{name} of unsloth": found[name] for name in beside if name in found}
+
+
 def benchmark(given: argparse.Namespace, work: Path, command: str) -> str:
     """Run everything that is not known yet. Returns the results in markdown."""
     begun = time.monotonic()
@@ -124,6 +137,8 @@ def benchmark(given: argparse.Namespace, work: Path, command: str) -> str:
         machine["device"] = None
     python = given.peer_python or (str(BENCH_PYTHON) if BENCH_PYTHON.is_file() else sys.executable)
     peers = probe([python, str(HERE / "gpu_peer.py"), "--probe"])
+    if given.unsloth is not None:
+        peers |= unsloth_versions(given.unsloth)
     try:
         kept = load(given.results, machine, peers)
     except OtherMachineError as error:
@@ -139,6 +154,7 @@ def benchmark(given: argparse.Namespace, work: Path, command: str) -> str:
         cpu=given.device == "cpu",
         quick=given.quick,
         peer_python=python,
+        unsloth=given.unsloth,
         ends=begun + given.minutes * 60 - tests,
         peers=peers,
     )

@@ -19,6 +19,7 @@ from typing import Any
 from gpu_cells import (
     TRANSFORMERS,
     TRL,
+    UNSLOTH,
     WITH_LIGER,
     Cell,
     PeerTask,
@@ -66,6 +67,8 @@ class Bench:
     cpu: bool
     quick: bool
     peer_python: str
+    unsloth: Path | None
+    """An environment's python, or a directory for PYTHONPATH, with Unsloth and what that goes together with."""
     ends: float
     peers: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -98,7 +101,9 @@ class Bench:
         if not cell.peer or "accelerate" not in self.peers or (cell.images and "pillow" not in self.peers):
             return None
         name = TRL if "trl" in self.peers and not cell.images else TRANSFORMERS
-        return name + WITH_LIGER if "liger-kernel" in self.peers and not self.cpu else name
+        # Of images: liger-kernel 0.8.5 looks for a class that transformers 5.23 no longer has.
+        liger = "liger-kernel" in self.peers and not self.cpu and not cell.images
+        return name + WITH_LIGER if liger else name
 
     def prepare(self, cell: Cell) -> Path:
         """The directory of a model with its rows, made when it is first asked for. Raises RunFailedError."""
@@ -143,17 +148,30 @@ class Bench:
                 task = peer_task(
                     cell, entrant, self.sizes, plan, model=model, rows=rows, output=directory, cpu=self.cpu
                 )
-                started = self.start_peer(cell, entrant, task, env)
+                started = self.start_peer(cell, entrant, task, env | self.apart(entrant))
                 found = read_peer(directory)
         finally:
             shutil.rmtree(output, ignore_errors=True)  # checkpoints of a full fine-tune have gigabytes
         return summarise(started, time.monotonic() - before, self.sizes, found)
 
+    def apart(self, entrant: str) -> dict[str, str]:
+        """Of the environment, for a peer with packages of its own."""
+        if entrant != UNSLOTH or self.unsloth is None:
+            return {}
+        return {"PYTHONPATH": str(self.unsloth) if self.unsloth.is_dir() else ""}
+
+    def python(self, entrant: str) -> str:
+        """What runs a peer."""
+        if entrant != UNSLOTH or self.unsloth is None:
+            return self.peer_python
+        return sys.executable if self.unsloth.is_dir() else str(self.unsloth)
+
     def start_peer(self, cell: Cell, entrant: str, task: PeerTask, env: dict[str, str]) -> float:
         """Run the peer; once more, recomputing activations, where it runs out of memory. Returns when it started."""
         directory = Path(task.output)
         try:
-            return run_process(peer_command(self.peer_python, task, directory), env, directory, self.patience())[0]
+            command = peer_command(self.python(entrant), task, directory)
+            return run_process(command, env, directory, self.patience())[0]
         except RunFailedError as failure:
             if "out of memory" not in str(failure).lower() or task.recompute:
                 raise
@@ -171,6 +189,7 @@ class Bench:
 
     def entrants(self, cell: Cell, *, reverse: bool) -> list[Turn]:
         names = [*cell.ours, *([peer] if (peer := self.peer(cell)) is not None else [])]
+        names += [UNSLOTH] if cell.unsloth and self.unsloth is not None else []
         return [(cell, name) for name in (names[::-1] if reverse else names)]
 
     def run(self, cells: Sequence[Cell]) -> None:

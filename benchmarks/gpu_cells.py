@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 OURS, OURS_COMPILED, OURS_LIGER = "rankzero", "rankzero, torch_compile", "rankzero, kernels: liger"
-TRL, TRANSFORMERS = "TRL", "transformers Trainer"
+TRL, TRANSFORMERS, UNSLOTH = "TRL", "transformers Trainer", "Unsloth"
 WITH_LIGER = " with Liger"
 """Behind a peer's name: layers and loss of liger-kernel."""
-PEERS = (TRL, TRANSFORMERS, TRL + WITH_LIGER, TRANSFORMERS + WITH_LIGER)
+PEERS = (TRL, TRANSFORMERS, TRL + WITH_LIGER, TRANSFORMERS + WITH_LIGER, UNSLOTH)
 
 ADAPTERS = {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"}
 METHODS: dict[str, dict[str, Any]] = {
@@ -35,6 +35,8 @@ class Cell:
     method: str
     ours: tuple[str, ...] = (OURS,)
     peer: bool = True
+    unsloth: bool = False
+    """Beside Unsloth too, where it is there."""
 
     @property
     def name(self) -> str:
@@ -52,10 +54,10 @@ class Cell:
 
 
 CELLS = (
-    Cell("qwen3-8b", "LoRA"),
+    Cell("qwen3-8b", "LoRA", unsloth=True),
     Cell("qwen3-8b", "LoRA", ours=(OURS_LIGER,), peer=False),
-    Cell("qwen3-8b", "QLoRA (nf4)", peer=False),
-    Cell("llama-3.2-1b", "LoRA"),
+    Cell("qwen3-8b", "QLoRA (nf4)", peer=False, unsloth=True),
+    Cell("llama-3.2-1b", "LoRA", unsloth=True),
     Cell("llama-3.2-1b", "full, float32 masters"),
     Cell("qwen3-vl-2b", "LoRA"),
     Cell("llama-3.2-1b", "full, bfloat16 with stochastic rounding", peer=False),
@@ -155,6 +157,7 @@ class PeerTask:
     rows: str
     output: str
     adapters: dict[str, Any] | None
+    quantized: bool
     images: bool
     steps: int
     batch: int
@@ -162,6 +165,7 @@ class PeerTask:
     max_length: int
     recompute: bool
     liger: bool
+    unsloth: bool
     cpu: bool
 
 
@@ -176,6 +180,7 @@ def peer_task(
         rows=str(rows),
         output=str(output),
         adapters=METHODS[cell.method].get("lora"),
+        quantized="model" in METHODS[cell.method],
         images=cell.images,
         steps=sizes.steps,
         batch=sizes.batch,
@@ -183,6 +188,7 @@ def peer_task(
         max_length=sizes.max_length,
         recompute=plan["gradient_checkpointing"],
         liger=peer.endswith(WITH_LIGER),
+        unsloth=peer == UNSLOTH,
         cpu=cpu,
     )
 

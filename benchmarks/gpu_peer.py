@@ -1,16 +1,17 @@
-"""The peer, as a process: TRL's SFTTrainer, or transformers' Trainer where TRL is not installed and for images.
+"""The peer, as a process: TRL's SFTTrainer, transformers' Trainer (no TRL, or images), or Unsloth.
 
     python benchmarks/gpu_peer.py TASK.json        trains; writes steps.jsonl and peer.json where the task says
     python benchmarks/gpu_peer.py --probe          prints what is installed
 
 Its best flags: bfloat16 weights under adapters, the fused optimizer, SDPA or flash-attention where installed, Liger's
-layers and loss where installed, rows of like length in a pass (TRL with flash-attention: packed rows instead), and
-activations recomputed only where they have to be. Does not need rankzero.
+layers and loss where installed, rows of like length in a pass (TRL with flash-attention: packed rows instead; Unsloth:
+rows end to end), and activations recomputed only where they have to be. Does not need rankzero.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,8 @@ PACKAGES = (
     "flash_attn",
     "liger-kernel",
     "pillow",
+    "unsloth",
+    "xformers",
 )
 IGNORED = -100
 IMAGE_TOKEN_PIXELS = 32 * 32
@@ -203,6 +206,8 @@ def measured(trainer_class: Any) -> Any:
 
 def make_trainer(task: dict[str, Any]) -> tuple[Any, str]:
     """The trainer, and its choices in words."""
+    if task["unsloth"]:
+        return _unsloth(task)
     from transformers import AutoImageProcessor, AutoTokenizer, Trainer, TrainingArguments
 
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
@@ -241,6 +246,42 @@ def _trl(task: dict[str, Any], tokenizer: Any, attention: str, *, packing: bool)
         peft_config=lora_config(task) if task["adapters"] is not None else None,
     )
     return trainer, f"{attention}, " + ("packed" if packing else "padded, rows of like length in a pass")
+
+
+def _unsloth(task: dict[str, Any]) -> tuple[Any, str]:
+    """Its own layers, losses and adapters' products; the trainer is TRL's, changed by it."""
+    os.environ |= {"UNSLOTH_COMPILE_LOCATION": f"{task['output']}/compiled", "UNSLOTH_DISABLE_STATISTICS": "1"}
+    from unsloth import FastLanguageModel  # before all that it changes
+
+    # isort: split
+    import torch
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    given, recomputing = task["adapters"], "unsloth" if task["recompute"] else False
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        task["model"],
+        max_seq_length=task["max_length"],
+        dtype=torch.bfloat16,
+        load_in_4bit=task["quantized"],
+        use_gradient_checkpointing=recomputing,
+    )
+    model = FastLanguageModel.get_peft_model(
+        model,
+        r=given["r"],
+        lora_alpha=given["alpha"],
+        lora_dropout=given["dropout"],
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        use_gradient_checkpointing=recomputing,
+    )
+    told = arguments(task) | {"train_sampling_strategy": "random"}
+    trainer = measured(SFTTrainer)(
+        model,
+        args=SFTConfig(**told, max_length=task["max_length"], padding_free=True),
+        train_dataset=Dataset.from_list(text_rows(task, tokenizer)),
+        processing_class=tokenizer,
+    )
+    return trainer, "rows end to end"
 
 
 def main() -> None:

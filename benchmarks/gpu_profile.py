@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_cells import CELLS, FULL, QUICK, make_rows
+from gpu_cells import CELLS, FULL, QUICK, draw_images, make_rows
 from gpu_session import METHODS, find_cell, prepare, run_step
 from gpu_trace import END, STEP, Event, find_gaps, gaps_table, of_the_step, read_events, report, table
 
@@ -41,7 +41,10 @@ def make_model(shape: str, directory: Path, *, cpu: bool, quick: bool) -> Path:
     command += ["--device", "cpu" if cpu else "cuda", *(["--quick"] if quick else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     facts = json.loads(done.stdout.splitlines()[-1])
-    lines = [json.dumps(row) + "\n" for row in make_rows(QUICK if quick else FULL, facts["words"])]
+    sizes = QUICK if quick else FULL
+    names = draw_images(directory / "images", sizes, 64) if "vl" in shape else []
+    images = [f"images/{name}" for name in names]
+    lines = [json.dumps(row) + "\n" for row in make_rows(sizes, facts["words"], images=images)]
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     rows.write_text("".join(lines), encoding="utf-8")
     return rows
@@ -189,7 +192,7 @@ def look(given: argparse.Namespace, work_in: Path) -> str:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", default="qwen3-8b", choices=sorted({c.shape for c in CELLS if not c.images}))
+    parser.add_argument("--shape", default="qwen3-8b", choices=sorted({cell.shape for cell in CELLS}))
     parser.add_argument("--method", default="LoRA", choices=METHODS)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=JSON")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

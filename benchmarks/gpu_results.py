@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_cells import CELLS, PEERS, Cell
+from gpu_cells import CELLS, PEERS, UNSLOTH, Cell
 from gpu_run import Sample
 
 Turn = tuple[Cell, str]
@@ -130,6 +130,7 @@ def load(path: Path | None, machine: Mapping[str, Any], peers: Mapping[str, str]
 def find_turn(cell_name: str, contestant: str) -> Turn:
     """The cell that has this contestant. Raises ValueError where there is none (any more)."""
     for cell in CELLS:
-        if cell.name == cell_name and (contestant in cell.ours or (cell.peer and contestant in PEERS)):
+        peer = cell.unsloth if contestant == UNSLOTH else cell.peer and contestant in PEERS
+        if cell.name == cell_name and (contestant in cell.ours or peer):
             return cell, contestant
     raise ValueError(f"no cell {cell_name!r} has a contestant {contestant!r}")

@@ -127,7 +127,7 @@ def wanted(name: str, only: Sequence[str]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", default="qwen3-8b", choices=sorted({c.shape for c in CELLS if not c.images}))
+    parser.add_argument("--shape", default="qwen3-8b", choices=sorted({cell.shape for cell in CELLS}))
     parser.add_argument("--method", default="LoRA", choices=METHODS)
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="variants with this in their name")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
