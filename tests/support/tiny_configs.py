@@ -105,6 +105,13 @@ def qwen3_vl_moe() -> Any:
     return Qwen3VLMoeConfig(text_config=text, vision_config=tower, **QWEN_TOKENS)
 
 
+def qwen2_vl() -> Any:
+    from transformers import Qwen2VLConfig
+
+    tower = {"depth": 2, "embed_dim": 16, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 16}
+    return Qwen2VLConfig(text_config={**TEXT, "rope_parameters": MROPE}, vision_config=tower, **QWEN_TOKENS)
+
+
 def qwen2_5_vl() -> Any:
     from transformers import Qwen2_5_VLConfig
 

@@ -64,6 +64,8 @@ def pick_device(local_rank: int) -> Device:
                 hint=f"use at most {count} processes, or hide the GPUs with CUDA_VISIBLE_DEVICES= to run on the CPU",
             )
         torch.cuda.set_device(local_rank)
+        # It makes a plan for each shape that it has not seen, for some 70 ms, and every pass has another.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         return Device("cuda", local_rank)
     if torch.backends.mps.is_available():
         return Device("mps")

@@ -58,6 +58,7 @@ from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
 from rankzero.model.shapes import model_facts
+from rankzero.model.tower_attention import attend_to_images_at_once
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
@@ -151,6 +152,7 @@ def build_session(
             model.enable_input_require_grads()
         if memory.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        attend_to_images_at_once(model, attention.implementation, device.kind, dtype)
         places = Places(spec.train.seed)
         compiled = fit_layers(model, spec, device, attention, places)
         model.train()

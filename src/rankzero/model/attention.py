@@ -41,6 +41,9 @@ PROVEN = frozenset(
 """Model types of which the tests show that rows laid end to end do not see each other. What transformers' classes say
 of themselves is not enough: some do not hand on where rows begin."""
 
+PROVEN_WITH_IMAGES = frozenset({"idefics3", "internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})
+"""The same of models that see images."""
+
 _KEEP_ROWS_APART = ("flash_attention_3", "flash_attention_2", varlen.NAME, "flex_attention")
 """Without a mask of the size of all tokens squared; the fastest first."""
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -164,7 +167,7 @@ def choose_attention(
 def _over_slices(case: _Case) -> Attention:
     """Rows end to end whose keys and values come from other ranks too."""
     reasons = []
-    together = _cannot_lie_end_to_end(case)
+    together = "rows with images are not cut" if case.kind == "vision" else _cannot_lie_end_to_end(case)
     if together is not None:
         reasons.append(together)
     if not case.supports("_supports_sdpa"):
@@ -203,15 +206,24 @@ def _gains(case: _Case, wanted: str) -> bool:
 
 def _cannot_lie_end_to_end(case: _Case) -> str | None:
     """Why rows have to be padded, whatever the attention."""
-    if case.kind != "causal":
-        return "rows of a classifier are padded" if case.kind == "classifier" else "rows with images are padded"
-    layers = set(getattr(case.config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if case.kind == "classifier":
+        return "rows of a classifier are padded"
+    text = case.config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if layers or getattr(case.model, "_is_stateful", False):
         which = ", ".join(sorted(layers)) or "recurrent"
         return f"{case.config.model_type} has {which} layers, which carry what they saw from one row into the next"
-    if case.model is None or case.config.model_type not in PROVEN:
+    if case.model is None or not _proven(case):
         return f"{case.config.model_type} has not been shown to keep rows apart that lie end to end"
     return None
+
+
+def _proven(case: _Case) -> bool:
+    if case.kind == "causal":
+        return case.config.model_type in PROVEN
+    text = case.config.get_text_config().model_type
+    own = case.config.model_type in PROVEN_WITH_IMAGES
+    return own and (text in PROVEN or text.startswith(case.config.model_type))  # Qwen-VL's text model is one of its own
 
 
 def _padding_free_asked_for(together: str | None, wanted: str, free: str | bool) -> Iterator[Problem]:

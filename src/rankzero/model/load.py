@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from rankzero.collector import look_as_usual
 from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
+from rankzero.model import varlen
 from rankzero.model.files import if_own_code, stored_precision
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
@@ -235,7 +236,7 @@ def load_model(
                 str(source.weights),
                 config=config,
                 dtype=dtype,
-                attn_implementation=attention,
+                attn_implementation=_by_part(config, attention),
                 trust_remote_code=spec.trust_remote_code,
                 use_safetensors=None if spec.trust_pickle else True,
                 local_files_only=True,
@@ -258,6 +259,15 @@ def load_model(
     return model
 
 
+def _by_part(config: Any, attention: str | None) -> str | dict[str, str] | None:
+    """Rows end to end concern the text model alone: an image is attended to whole by its tower."""
+    text = config.get_text_config()
+    if attention != varlen.NAME or text is config:
+        return attention
+    others = (name for name in config.sub_configs if getattr(config, name, None) is not text)
+    return {"": attention, **dict.fromkeys(others, "sdpa")}
+
+
 def empty_model(
     spec: ModelSpec,
     config: Any,
@@ -277,7 +287,10 @@ def empty_model(
     try:
         with torch.device("meta"):
             model = _CLASSES[kind].from_config(
-                config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
+                config,
+                dtype=dtype,
+                attn_implementation=_by_part(config, attention),
+                trust_remote_code=spec.trust_remote_code,
             )
     except ImportError as error:
         raise _not_imported(error, spec.local_dir or spec.name, spec, attention) from error

@@ -135,9 +135,17 @@ def test_attention_dropout_is_tied_to_places_unless_asked_otherwise(
     assert choose(wanted, model, "cuda", torch.bfloat16) == chosen
 
 
-def test_rows_with_images_are_padded(machine: Any) -> None:
+def test_rows_with_images_lie_end_to_end_where_that_is_shown(machine: Any) -> None:
     machine(installed=BOTH)
-    assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("flash_attention_3", False)
+    assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("flash_attention_3", True)
+    assert choose(spec(), config("qwen3_vl"), "cpu", torch.bfloat16) == Attention(None, False)
+    assert choose(spec(), config("mistral3"), "cuda", torch.bfloat16) == Attention("flash_attention_3", False)
+    other = config("llava", text_config={"model_type": "nemotron"})  # a text model of which nobody has shown it
+    assert not choose(spec(), other, "cuda", torch.bfloat16).padding_free
+    machine()
+    assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("varlen", True)
+    with pytest.raises(ConfigError, match="rows with images are not cut"):
+        choose_attention("vision", config("qwen3_vl"), "cuda", torch.bfloat16, wanted="auto", free="auto", sliced=True)
 
 
 SEEN_BOTH_WAYS = ("gemma3", "gemma4", "gemma4_unified", "molmo2", "paligemma", "pi0", "shieldgemma2")
@@ -167,7 +175,8 @@ def test_masks_that_flash_attention_ignores_are_not_left_to_it(model_type: str, 
 def test_causal_models_that_see_images_have_flash_attention(model_type: str, machine: Any) -> None:
     machine(installed=BOTH)
     for wanted, taken in (("auto", "flash_attention_3"), *((name, name) for name in BOTH)):
-        assert choose(spec(wanted), config(model_type), "cuda", torch.bfloat16) == Attention(taken, False)
+        end_to_end = model_type in attention.PROVEN_WITH_IMAGES
+        assert choose(spec(wanted), config(model_type), "cuda", torch.bfloat16) == Attention(taken, end_to_end)
 
 
 def test_code_that_cannot_be_read_has_masks_that_nobody_knows(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +187,7 @@ def test_code_that_cannot_be_read_has_masks_that_nobody_knows(machine: Any, monk
 
     monkeypatch.setattr(attention.inspect, "getsource", unreadable)
     attention._has_masks_of_its_own.cache_clear()
-    assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention(None, False)
+    assert choose(spec(), config("mistral3"), "cuda", torch.bfloat16) == Attention(None, False)
     attention._has_masks_of_its_own.cache_clear()
 
 
@@ -223,10 +232,10 @@ def test_heads_that_are_too_wide_for_flash_attention(widest: int, machine: Any) 
         (spec(padding_free=True), config("qwen3_next"), "train.padding_free", "has linear_attention layers"),
         (spec(padding_free=True), config("rwkv"), "train.padding_free", "rwkv has recurrent layers"),
         (spec(padding_free=True), config("nemotron"), "train.padding_free", "nemotron has not been shown"),
-        (spec(padding_free=True), config("qwen3_vl"), "train.padding_free", "rows with images are padded"),
+        (spec(padding_free=True), config("gemma3"), "train.padding_free", "gemma3 has not been shown"),
         (spec(padding_free=True), config("gpt2"), "model.attention", "varlen has no attention dropout"),
         (spec("varlen"), config("gpt_oss"), "model.attention", "gpt_oss cannot be computed with sdpa"),
-        (spec("varlen"), config("qwen3_vl"), "model.attention", "rows with images are padded"),
+        (spec("varlen"), config("gemma3"), "model.attention", "gemma3 has not been shown"),
         (spec("varlen", task="classify"), config("distilbert"), "model.attention", "classifier are padded"),
         (spec("sdpa"), config("gemma2"), "model.attention", "gemma2 cannot be computed with sdpa"),
         (spec("flex_attention"), config(), "model.attention", "no backward pass on cpu"),

@@ -14,6 +14,7 @@ from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.heads import Head, SupervisedHead, weighted_cross_entropy
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.tasks.protocol import Meter, Task
+from rankzero.model.image_positions import image_positions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.shardings import sharding_section
 
@@ -40,7 +41,13 @@ class SupervisedFineTuning:
     def collator(self, inputs: Inputs, *, padding_free: bool, always_image: bool) -> Collator:
         if inputs.vision is not None:
             threads = torch.get_num_threads()  # this process's share of the cores
-            return PicturedText(inputs.vision, always_image=always_image, workers=threads)
+            return PicturedText(
+                inputs.vision,
+                always_image=always_image,
+                workers=threads,
+                padding_free=padding_free,
+                positions=image_positions(inputs.config, inputs.vision) if padding_free else None,
+            )
         return text_collator(padding_free=padding_free)
 
     def head(self, parallel: Parallel, spec: RunSpec) -> Head:

@@ -1,6 +1,7 @@
-"""Rows with images as tensors: decoded, turned into what the model's processor makes of them, padded on the right.
+"""Rows with images as tensors: decoded, turned into what the model's processor makes of them, padded or end to end.
 
-Knows rows, image files and torch; what pixels become, it asks the model's side, which it knows by `ImageInputs` alone.
+Knows rows, image files and torch; what pixels become, and where images stand, it asks the model's side, which it knows
+by `ImageInputs` and `Positions` alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rankzero.data.batches.collators.packed import end_to_end
 from rankzero.data.batches.collators.text import MicroBatch, pad_right, padded_places, target_weights, to_device
 from rankzero.data.cache.joined import Rows
 from rankzero.data.images.decode import load_rgb
@@ -58,18 +60,33 @@ class ImageInputs(Protocol):
         ...
 
 
+Positions = Callable[[Sequence[npt.NDArray[np.int32]], Mapping[str, torch.Tensor]], npt.NDArray[np.int64]]
+"""Of these rows' tokens, of which image tokens have the inputs of these images: where each stands, by as many axes as
+the model has, one row after the other: (axes, tokens)."""
+
+
 class PicturedText:
-    """Rows of text and images, padded as PaddedText pads. A pass without images is one of text alone.
+    """Rows of text and images, padded as PaddedText pads, or end to end as PackedText lays them. A pass without images
+    is one of text alone.
 
     `always_image`: where a model is spread over ranks, every pass has to run the vision tower, because others wait for
     its weights. A pass without images then has a blank one behind its shortest row, where no trained token sees it.
     """
 
-    packed = False
-
-    def __init__(self, vision: ImageInputs, *, always_image: bool, workers: int = 1) -> None:
-        """`workers`: how many images are decoded at a time."""
+    def __init__(
+        self,
+        vision: ImageInputs,
+        *,
+        always_image: bool,
+        workers: int = 1,
+        padding_free: bool = False,
+        positions: Positions | None = None,
+    ) -> None:
+        """`workers`: how many images are decoded at a time. `padding_free`: rows lie end to end, which a model with
+        `positions` of its own is told by these too."""
+        self.packed = padding_free
         self._vision = vision
+        self._positions = positions
         self._decoding = ThreadPoolExecutor(workers, thread_name_prefix="decode")
         self._blank: Image | None = None
         if always_image:
@@ -129,12 +146,12 @@ class PicturedText:
         if not images and self._blank is not None:
             images = [self._blank]
             tokens = self._with_blank(tokens, self._vision.ids(self._blank))
+        if self.packed:
+            return self._end_to_end(rows, tokens, lengths, images, device)
         padded = pad_right(tokens, pad_id=1 if self._vision.image_token_id == 0 else 0)
         inputs = {"input_ids": to_device(padded.input_ids_BT, device)}
         if images:
-            extra = self._vision.token_inputs(padded.input_ids_BT)
-            pixels = {name: value.numpy() for name, value in self._vision.inputs(images).items()}
-            inputs |= {name: to_device(value, device) for name, value in {**extra, **pixels}.items()}
+            inputs |= self._of_images(padded.input_ids_BT, self._vision.inputs(images), device)
         return MicroBatch(
             rows=rows,
             inputs=inputs,
@@ -144,6 +161,42 @@ class PicturedText:
             computed=padded.input_ids_BT.size,
             **padded_places(rows, lengths, inputs["input_ids"]),
         )
+
+    def _end_to_end(
+        self,
+        rows: Indices,
+        tokens: list[Tokens],
+        lengths: list[int],
+        images: list[Image],
+        device: torch.device,
+    ) -> MicroBatch:
+        """`lengths`: of rows without a blank image behind them."""
+        ids = [of_row[:-1] for of_row, _ in tokens]
+        batch = end_to_end(
+            rows,
+            ids,
+            predicts=np.concatenate([mask[1:] for _, mask in tokens]),
+            targets=np.concatenate([of_row[1:][mask[1:]] for of_row, mask in tokens]),
+            device=device,
+            own=lengths,
+        )
+        inputs, pixels = dict(batch.inputs), self._vision.inputs(images) if images else {}
+        if images:
+            inputs |= self._of_images(np.concatenate(ids)[None].astype(np.int64), pixels, device)
+        if self._positions is not None:
+            # Places in the row, by which a mask keeps rows apart, and then what the model itself goes by. Without
+            # images too: given the former alone, Qwen2-VL would take the pass for one row.
+            places = np.concatenate([np.arange(len(of_row), dtype=np.int64) for of_row in ids])
+            by_axes = np.concatenate([places[None], self._positions(ids, pixels)])
+            inputs["position_ids"] = to_device(by_axes[:, None], device)
+        return replace(batch, inputs=inputs)
+
+    def _of_images(
+        self, input_ids_BT: npt.NDArray[np.int64], pixels: Mapping[str, torch.Tensor], device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Keyword arguments for the images of a pass."""
+        found = {**self._vision.token_inputs(input_ids_BT), **{name: value.numpy() for name, value in pixels.items()}}
+        return {name: to_device(value, device) for name, value in found.items()}
 
 
 def _load(path: str, *, where: Callable[[], str]) -> Image:

@@ -26,7 +26,7 @@ class PackedText:
 
     def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens, row_of, begins = in_sequences(dataset, rows)
-        batch = _end_to_end(
+        batch = end_to_end(
             row_of,
             [ids[:-1] for ids, _ in tokens],
             predicts=np.concatenate([mask[1:] for _, mask in tokens]),
@@ -41,12 +41,12 @@ class PackedText:
     def idle(self, device: torch.device) -> MicroBatch:
         """One row of two tokens that predicts nothing."""
         nothing = np.empty(0, np.int64)
-        return _end_to_end(
+        return end_to_end(
             nothing, [np.zeros(2, np.int32)], predicts=np.zeros(2, np.bool_), targets=nothing, device=device
         )
 
 
-def _end_to_end(
+def end_to_end(
     rows: Indices,
     ids: Sequence[npt.NDArray[np.int32]],
     *,
@@ -54,14 +54,20 @@ def _end_to_end(
     targets: npt.NDArray[np.integer],
     device: torch.device,
     begins: Indices | None = None,
+    own: Sequence[int] | None = None,
 ) -> MicroBatch:
-    """`rows`: that of each sequence. `begins`: where in its row each begins; None: all at 0."""
+    """One pass of these sequences. `rows`: that of each; none in an idle pass. `begins`: where in its row each begins;
+    None: all at 0. `own`: how many of its first tokens are of the row; None: all.
+    """
     lengths = [len(row) for row in ids]
     positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
     borders = to_device(np.cumsum([0, *lengths], dtype=np.int32), device)
     longest = max(lengths)
     input_ids = np.concatenate(ids).astype(np.int64)
     row_of = np.repeat(rows if len(rows) else np.zeros(1, np.int64), lengths)
+    of_rows = np.full(input_ids.size, len(rows) > 0)
+    if own is not None:
+        of_rows &= positions < np.repeat(own, lengths)
     position_ids = to_device(positions[None], device)
     in_rows = position_ids if begins is None else to_device((positions + np.repeat(begins, lengths))[None], device)
     return MicroBatch(
@@ -80,5 +86,5 @@ def _end_to_end(
         computed=input_ids.size if len(rows) else 0,
         row_of_BT=to_device(row_of[None], device),
         position_BT=in_rows,
-        own_BT=to_device(np.full((1, input_ids.size), len(rows) > 0), device),
+        own_BT=to_device(of_rows[None], device),
     )

@@ -1,0 +1,219 @@
+"""Rows with images that lie end to end: what padded rows come to, in every family of which that is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AttentionInterface, AutoModelForImageTextToText
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from rankzero.data.batches.collators.images import PicturedText
+from rankzero.data.batches.collators.text import MicroBatch
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import TokenRules, prepare
+from rankzero.engine.heads import SupervisedHead
+from rankzero.model.attention import PROVEN_WITH_IMAGES, choose_attention
+from rankzero.model.image_positions import image_positions
+from rankzero.model.load import load_config, load_model
+from rankzero.model.source import ModelSource
+from rankzero.model.tower_attention import NAME, TOWERS, take
+from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.run_spec import ModelSpec, SourceSpec
+from tests.support import tiny_configs
+from tests.support.pictures import draw, llava_files, qwen_vl_files, vision_of
+from tests.support.tiny import write_jsonl
+from tests.support.vision_families import FAMILIES, save
+
+CPU = torch.device("cpu")
+SIZES = ((64, 64), (200, 120), (28, 90), (300, 64), (64, 64))
+
+
+def turns(question: str, answer: str, *images: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, **({"images": [f"{i}.png" for i in images]} if images else {})}
+
+
+ROWS = [
+    turns("<image>Which?", "red", 0),
+    turns("Which colour is it?", "There is no picture, so I cannot say."),
+    turns("<image>one <image> two", "three", 1, 2),
+    turns("Tell me <image>", "It is red. It is green.", 3),
+]
+
+
+def write_family(name: str, directory: Path) -> Path:
+    """A tiny model of it with its processor, in Hugging Face format."""
+    if name in FAMILIES:
+        return save(name, directory)
+    if name == "llava":
+        llava_files(directory)
+    else:
+        qwen_vl_files(directory, model_type=name)  # patches of 16 pixels
+    written = json.loads((directory / "config.json").read_text())
+    config = getattr(tiny_configs, name)()
+    for key, value in written.items():
+        if key != "model_type":
+            setattr(config, key, value)
+    tokens = vision_of(directory).rules.place.load().tokenizer
+    config.get_text_config().vocab_size = len(tokens)
+    tower = config.vision_config
+    tower.patch_size = 14 if name == "llava" else 16
+    if name == "llava":
+        tower.image_size = 56
+    if name == "qwen2_5_vl":
+        tower.window_size = 64
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(directory)
+    return directory
+
+
+class Family:
+    """Rows about images, and a model of random weights whose rows lie as asked."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name, self.folder = name, root / "data"
+        self.directory = write_family(name, root / "model")
+        draw(self.folder, SIZES)
+        self.source = ModelSource(self.directory, self.directory, name)
+        self.spec = ModelSpec(name=name)
+        self.vision: Vision = vision_of(self.directory)
+        self.config = load_config(self.source, self.spec)
+        self.tokenizer = self.vision.rules.place.load().tokenizer
+        load_vision(self.source, self.spec, self.tokenizer, max_tokens=None, keep_template=False)
+
+    def tokenise(self, rows: list[dict[str, Any]]) -> TokenizedDataset:
+        source = SourceSpec(path=str(write_jsonl(self.folder / "rows.jsonl", rows)))
+        return prepare([source], self.tokenizer, TokenRules(vision=self.vision.rules), self.folder / "cache")
+
+    def model(self, *, free: bool) -> Any:
+        chosen = choose_attention("vision", self.config, "cpu", torch.float32, wanted="auto", free=free)
+        assert chosen.padding_free is free
+        return load_model(self.source, self.spec, self.config, torch.float32, attention=chosen.implementation)
+
+    def collator(self, *, free: bool, always_image: bool = False) -> PicturedText:
+        positions = image_positions(self.config, self.vision) if free else None
+        return PicturedText(self.vision, always_image=always_image, padding_free=free, positions=positions)
+
+
+@pytest.fixture(scope="module", params=sorted(PROVEN_WITH_IMAGES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    yield Family(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def losses(model: Any, batch: MicroBatch) -> torch.Tensor:
+    """Of each trained token, in the order of rows."""
+    logits_NV = SupervisedHead(model, model).logits(batch)
+    return cross_entropy(logits_NV.float(), batch.targets_N, reduction="none")
+
+
+def gradients(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    found = losses(model, batch)
+    found.sum().backward()
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return found.detach(), named
+
+
+def test_losses_and_gradients_are_those_of_padded_rows(family: Family) -> None:
+    dataset, every = family.tokenise(ROWS), np.arange(len(ROWS))
+    padded = family.collator(free=False)(dataset, every, CPU)
+    packed = family.collator(free=True)(dataset, every, CPU)
+    assert packed.inputs["input_ids"].shape == (1, sum(dataset.lengths) - len(ROWS))
+    assert packed.computed < padded.computed and bool(packed.own_BT.all())
+    theirs, of_theirs = gradients(family.model(free=False), padded)
+    ours, of_ours = gradients(family.model(free=True), packed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert of_ours.keys() == of_theirs.keys() and any("vis" in name for name in of_ours)
+    for name, gradient in of_theirs.items():
+        torch.testing.assert_close(of_ours[name], gradient, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_rows_do_not_see_each_other(family: Family) -> None:
+    """Other words and another image in one row: the losses of the others stay bit for bit."""
+    model, collator = family.model(free=True), family.collator(free=True)
+    changed = [*ROWS[:2], turns("<image>red <image> green", "blue", 2, 1), ROWS[3]]
+    found = []
+    for rows in (ROWS, changed):
+        dataset = family.tokenise(rows)
+        counts = [int(dataset.row(i)[1][1:].sum()) for i in range(len(rows))]
+        with torch.no_grad():
+            found.append(losses(model, collator(dataset, np.arange(len(rows)), CPU)).split(counts))
+    for i, (before, after) in enumerate(zip(*found, strict=True)):
+        if i == 2:
+            assert before.shape != after.shape or not torch.allclose(before, after)
+        else:
+            torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[ROWS[1]], [ROWS[0]], [ROWS[1], ROWS[1]]], ids=["text", "image", "texts"])
+def test_passes_of_one_row_or_of_none_with_images(family: Family, rows: list[dict[str, Any]]) -> None:
+    dataset, every = family.tokenise(rows), np.arange(len(rows))
+    with torch.no_grad():
+        theirs = losses(family.model(free=False), family.collator(free=False)(dataset, every, CPU))
+        ours = losses(family.model(free=True), family.collator(free=True)(dataset, every, CPU))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_blank_image_that_keeps_step_is_seen_by_no_trained_token(family: Family) -> None:
+    dataset, every = family.tokenise([ROWS[1], ROWS[1]]), np.arange(2)
+    model = family.model(free=True)
+    plain, keeping = family.collator(free=True), family.collator(free=True, always_image=True)
+    with torch.no_grad():
+        batch = keeping(dataset, every, CPU)
+        assert "pixel_values" in batch.inputs
+        assert int(batch.own_BT.sum()) == sum(dataset.lengths) - 2 < batch.own_BT.numel()
+        torch.testing.assert_close(
+            losses(model, batch), losses(model, plain(dataset, every, CPU)), rtol=1e-4, atol=1e-5
+        )
+        idle = keeping.idle(CPU)
+        assert idle.computed == 0 and not idle.own_BT.any() and losses(model, idle).shape == (0,)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_tower_told_where_images_begin_sees_each_alone(family: Family, free: bool) -> None:
+    """All images of a pass in one call of a layer; the same losses and gradients, and nothing of it in the files."""
+    model = family.model(free=free)
+    taken = take(model)
+    assert taken is (family.name in TOWERS)
+    if not taken:
+        return
+    dataset = family.tokenise(ROWS)
+    batch = family.collator(free=free)(dataset, np.arange(len(ROWS)), CPU)
+    called = []
+    calls = model.model.visual.blocks[0].attn.register_forward_hook(lambda module, *_: called.append(module.config))
+    ours, of_ours = gradients(model, batch)
+    calls.remove()
+    assert [config._attn_implementation for config in called] == [NAME]
+    theirs, of_theirs = gradients(family.model(free=free), batch)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for name, gradient in of_theirs.items():
+        torch.testing.assert_close(of_ours[name], gradient, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    assert NAME not in json.dumps(model.config.to_dict(), default=str)
+
+
+def test_towers_are_not_told_where_rows_begin(family: Family) -> None:
+    """Under the names by which they are told where images begin: another attention would take these for the images."""
+    given: list[set[str]] = []
+
+    def recorded(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
+        given.append({name for name, value in options.items() if value is not None})
+        return sdpa_attention_forward(module, *tensors, **options)
+
+    AttentionInterface.register("recorded", recorded)
+    AttentionMaskInterface.register("recorded", sdpa_mask)
+    model = family.model(free=True)
+    kind = type(model.config.vision_config)
+    for module in model.modules():
+        if isinstance(getattr(module, "config", None), kind):
+            module.config._attn_implementation = "recorded"
+    batch = family.collator(free=True)(family.tokenise(ROWS), np.arange(len(ROWS)), CPU)
+    with torch.no_grad():
+        losses(model, batch)
+    assert given and not any(name.startswith(("cu_seq", "max_length")) for each in given for name in each)
