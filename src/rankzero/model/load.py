@@ -264,8 +264,8 @@ def _by_part(config: Any, attention: str | None) -> str | dict[str, str] | None:
     text = config.get_text_config()
     if attention != varlen.NAME or text is config:
         return attention
-    others = (name for name in config.sub_configs if getattr(config, name, None) is not text)
-    return {"": attention, **dict.fromkeys(others, "sdpa")}
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    return {"": attention, **{name: attention if part is text else "sdpa" for name, part in parts.items()}}
 
 
 def empty_model(

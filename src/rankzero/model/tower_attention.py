@@ -11,7 +11,8 @@ from transformers import AttentionInterface
 from rankzero.model import varlen
 
 NAME = "images_flash"
-"""transformers says where images begin to an attention that has "flash" in its name, and cuts its tensors for others."""
+"""Of transformers' attentions those with "flash" in their names are told where images begin; for others it cuts its
+tensors."""
 
 TOWERS = frozenset({"qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"})
 """Types of models of whose towers the tests show that images computed together are what each is alone."""

@@ -20,6 +20,7 @@ from rankzero.data.batches.collators.text import MicroBatch
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.engine.heads import SupervisedHead
+from rankzero.model import varlen
 from rankzero.model.attention import PROVEN_WITH_IMAGES, choose_attention
 from rankzero.model.image_positions import image_positions
 from rankzero.model.load import load_config, load_model
@@ -133,6 +134,29 @@ def test_losses_and_gradients_are_those_of_padded_rows(family: Family) -> None:
     assert of_ours.keys() == of_theirs.keys() and any("vis" in name for name in of_ours)
     for name, gradient in of_theirs.items():
         torch.testing.assert_close(of_ours[name], gradient, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_nothing_is_made_of_all_tokens_squared(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are kept apart by where they begin, in every layer, and not by a mask."""
+    model, masks, kept_apart = family.model(free=True), [], []
+
+    def refuse(**given: Any) -> Any:
+        masks.append(given)
+        return sdpa_mask(**given)
+
+    def attend(*given: Any) -> Any:
+        kept_apart.append(len(given[3].queries) - 1)
+        return in_rows(*given)
+
+    in_rows = varlen.attend
+    monkeypatch.setattr(varlen, "sdpa_mask", refuse)
+    monkeypatch.setattr(varlen, "attend", attend)
+    batch = family.collator(free=True)(family.tokenise(ROWS), np.arange(len(ROWS)), CPU)
+    with torch.no_grad():
+        losses(model, batch)
+    text = model.config.get_text_config()
+    assert text._attn_implementation == varlen.NAME and not masks
+    assert kept_apart == [len(ROWS)] * text.num_hidden_layers
 
 
 def test_rows_do_not_see_each_other(family: Family) -> None:
