@@ -172,8 +172,10 @@ class PeerTask:
 def peer_task(
     cell: Cell, peer: str, sizes: Sizes, plan: dict[str, Any], *, model: Path, rows: Path, output: Path, cpu: bool
 ) -> PeerTask:
-    """The peer gets as many rows in a pass as rankzero's plan has tokens for, and recomputes where the plan does."""
-    fitting = max(1, plan["micro_batch_tokens"] // sizes.max_length)
+    """The peer gets as many rows in a pass as rankzero's plan has tokens for: padded rows of the greatest length, or
+    rows end to end, Unsloth's, of the usual one. It recomputes where the plan does."""
+    usual = round(sizes.median_length * math.exp(LENGTH_SIGMA**2 / 2))
+    fitting = max(1, plan["micro_batch_tokens"] // (usual if peer == UNSLOTH else sizes.max_length))
     rows_per_pass = max(count for count in (1, 2, 4, 8, 16, 32) if count <= min(fitting, sizes.batch))
     return PeerTask(
         model=str(model),

@@ -119,6 +119,20 @@ def test_what_tests_on_gpus_and_liger_import_is_taken_along() -> None:
     assert all((Path(transformers.__file__).parent / "models" / name).is_dir() for name in bundle.MODELS)
 
 
+def test_a_peer_with_bounds_of_its_own_is_a_bundle_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of ours, and nothing that it does not import for text."""
+    needs = {"unsloth": ["trl", "diffusers"], "unsloth-zoo": ["torchao"], "trl": []}
+    monkeypatch.setattr(
+        bundle, "pip_download", lambda *_: lambda name, bounds: wheel(tmp_path, name, "1.0", needs[name])
+    )
+    monkeypatch.setattr(bundle, "BUNDLE", tmp_path / ".gpu-bundle")
+    bundle.main(["--peer", "unsloth"])
+    assert ".gpu-bundle-unsloth: 0.0 MiB of 3 packages" in capsys.readouterr().out
+    assert (tmp_path / ".gpu-bundle-unsloth" / "trl" / "__init__.py").is_file()
+
+
 def test_too_large_a_bundle_fails_and_names_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,8 +23,9 @@ import gpu_tests
 import gpu
 from rankzero.spec.run_spec import RunSpec
 
-LORA, FULL_TUNE = (cells.Cell("qwen3-8b", "LoRA"), cells.Cell("llama-3.2-1b", "full, float32 masters"))
-QLORA = cells.Cell("qwen3-8b", "QLoRA (nf4)", peer=False)
+LORA = cells.Cell("qwen3-8b", "LoRA", unsloth=True)
+FULL_TUNE = cells.Cell("llama-3.2-1b", "full, float32 masters")
+QLORA = next(cell for cell in cells.CELLS if "QLoRA" in cell.name)
 
 
 def sample(speed: float, peak: float = 2**30, seconds: float = 30.0) -> runs.Sample:
@@ -39,6 +40,7 @@ def bench(tmp_path: Path, **changes: Any) -> gpu_bench.Bench:
         "cpu": True,
         "quick": False,
         "peer_python": sys.executable,
+        "unsloth": None,
         "ends": float("inf"),
         "peers": {"accelerate": "1", "trl": "1", "pillow": "1"},
     }
@@ -129,6 +131,9 @@ def test_the_peer_gets_what_our_plan_has_room_for(tmp_path: Path) -> None:
     most = [told(tokens).rows_per_pass for tokens in (1024, 4096, 12288, 16384, 65536, 131072)]
     assert most == [1, 1, 2, 4, 16, 16]
     assert told(1024, cells.TRL + cells.WITH_LIGER).liger and not told(1024).liger
+    # Rows end to end are as long as they are: some 1,240 tokens each, not 4,096.
+    assert [told(tokens, cells.UNSLOTH).rows_per_pass for tokens in (1024, 4096, 12288, 16384)] == [1, 2, 8, 8]
+    assert told(1024, cells.UNSLOTH).unsloth and not told(1024).unsloth
 
 
 def test_peak_and_utilisation() -> None:
@@ -181,8 +186,30 @@ def test_peers_are_what_is_installed(tmp_path: Path) -> None:
     assert bench(tmp_path, peers={}).peer(LORA) is None
     with_liger = {"accelerate": "1", "pillow": "1", "trl": "1", "liger-kernel": "1"}
     found = [bench(tmp_path, peers=with_liger, cpu=cpu).peer(cell) for cpu in (False, True) for cell in (LORA, vision)]
-    assert found == ["TRL with Liger", "transformers Trainer with Liger", "TRL", "transformers Trainer"]
+    assert found == ["TRL with Liger", "transformers Trainer", "TRL", "transformers Trainer"]
     assert bench(tmp_path, peers={"accelerate": "1", "trl": "1"}).peer(vision) is None
+
+
+def test_unsloth_stands_beside_the_other_peer_where_it_is_there(tmp_path: Path) -> None:
+    """By a Python of its own, or with a directory in the place of ours on the path."""
+    there = bench(tmp_path, quick=True, unsloth=tmp_path)
+    order = [(cell.shape, name) for cell, name in there.turns([LORA, FULL_TUNE, QLORA])]
+    assert order == [
+        *[(LORA.shape, name) for name in (cells.OURS, cells.TRL, cells.UNSLOTH)],
+        *[(FULL_TUNE.shape, name) for name in (cells.TRL, cells.OURS)],
+        *[(QLORA.shape, name) for name in (cells.OURS, cells.UNSLOTH)],
+    ]
+    assert there.apart(cells.UNSLOTH) == {"PYTHONPATH": str(tmp_path)} and there.apart(cells.TRL) == {}
+    assert there.python(cells.UNSLOTH) == sys.executable
+    python = tmp_path / "python"
+    elsewhere = bench(tmp_path, unsloth=python, peer_python="trl's")
+    assert elsewhere.apart(cells.UNSLOTH) == {"PYTHONPATH": ""}
+    assert [elsewhere.python(name) for name in (cells.UNSLOTH, cells.TRL)] == [str(python), "trl's"]
+    assert kept_results.find_turn(QLORA.name, cells.UNSLOTH) == (QLORA, cells.UNSLOTH)
+    with pytest.raises(ValueError, match="no cell"):
+        kept_results.find_turn(FULL_TUNE.name, cells.UNSLOTH)
+    with pytest.raises(SystemExit, match="has no unsloth"):
+        gpu.unsloth_versions(tmp_path)
 
 
 def test_what_fails_or_has_no_time_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
