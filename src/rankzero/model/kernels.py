@@ -53,7 +53,12 @@ def _apply_liger(model: Any) -> None:
     if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         what = f"liger-kernel has no kernels for {model.config.model_type}"
         raise ConfigError(what, where=_FIELD, hint=f"a newer liger-kernel may; or {_LEAVE_OUT}")
-    _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+    try:
+        _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+    except (ImportError, AttributeError, TypeError) as error:  # it is written for one version of each model's code
+        why = f"{model.config.model_type}: {first_line(error)}"
+        what = f"liger-kernel does not go with this transformers for {why}"
+        raise ConfigError(what, where=_FIELD, hint=f"another version of liger-kernel may; or {_LEAVE_OUT}") from error
 
 
 def _apply_hub(model: Any, device_kind: str, *, no_network: bool) -> None:

@@ -133,6 +133,24 @@ def test_a_liger_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatc
         apply_kernels(llama(), "liger", device_kind="cuda")
 
 
+@pytest.mark.usefixtures("liger")
+def test_a_liger_that_does_not_go_with_this_transformers_is_told_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its patches are of one version of each model: liger-kernel 0.8.5 looks for a class of Qwen3-VL's that
+    transformers 5.23 no longer has."""
+
+    def apply(**_: Any) -> None:
+        raise ImportError("cannot import name 'LigerQwen3VLCausalLMOutputWithPast'")
+
+    monkeypatch.setattr(sys.modules["liger_kernel.transformers"], "_apply_liger_kernel_to_instance", apply)
+    with pytest.raises(ConfigError, match="does not go with this transformers for llama: cannot import") as caught:
+        apply_kernels(llama(), "liger", device_kind="cuda")
+    (problem,) = caught.value.problems
+    assert (
+        problem.where == "model.kernels"
+        and problem.hint == "another version of liger-kernel may; or set model.kernels: none"
+    )
+
+
 def test_hub_kernels_are_for_training_on_the_gpu_wherever_the_weights_are_now(hub: Mock) -> None:
     """transformers' own call would take kernels for a CPU and for evaluation at this point."""
     model = llama().eval()
