@@ -139,7 +139,7 @@ def runs(tiny: Path, full_alone: RunSpec, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("method", [*METHODS, *OTHER_TASKS])
 def test_the_curve_is_the_same_in_every_layout(method: str, runs: dict[tuple[str, str], RunSpec]) -> None:
-    """Also with passes that have no image, with images in rows end to end, and where ranks' rows go to different experts."""
+    """Also with passes that have no image, with images end to end, and where ranks' rows go to different experts."""
     first, *others = (metrics(runs[method, layout]) for layout in LAYOUTS if (method, layout) in runs)
     assert len(first) == 4 and len(others) == (2 if method in METHODS else 1)
     for other in others:
