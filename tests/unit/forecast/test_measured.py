@@ -80,6 +80,7 @@ def foretold(shape: str, method: str, root: Path) -> float:
         ("qwen3-8b", "LoRA", 0.15),
         ("qwen3-8b", "QLoRA (nf4)", 0.15),
         ("llama-3.2-1b", "full, float32 masters", 0.15),
+        ("llama-3.2-1b", "full, bfloat16 with stochastic rounding", 0.15),
         ("llama-3.2-1b", "LoRA", 0.25),  # nearly half of its time is not spent in products: docs/scale.md
     ],
 )
