@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Prepared:
 
 def prepare(cell: Cell, sizes: Sizes, *, model: Path, rows: Path, changes: Sequence[str], cpu: bool) -> Prepared:
     """The run of a cell, with `section.field=JSON` changed."""
-    from rankzero.engine.device import pick_device, pick_dtype
+    from rankzero.engine.device import pick_device, pick_dtype, without_cudnn_attention
     from rankzero.engine.distributed import world_from_env
     from rankzero.engine.goodput import Ledger
     from rankzero.engine.inputs import read_inputs
@@ -59,6 +60,7 @@ def prepare(cell: Cell, sizes: Sizes, *, model: Path, rows: Path, changes: Seque
         given.setdefault(section, {})[field] = json.loads(value)
     spec, world, ledger = RunSpec.model_validate(given), world_from_env({}), Ledger(None)
     inputs, device = read_inputs(spec, world, ledger), pick_device(0)
+    ExitStack().enter_context(without_cudnn_attention(device))  # as the worker does, to the end of this process
     dtype = pick_dtype(spec.model.dtype, device)
     return Prepared(spec, inputs, world, device, dtype, ledger, RunDir(output / "bench"))
 

@@ -23,6 +23,7 @@ FOLDER = HERE.parent / "tests" / "gpu"
 ORDER = (
     *(
         "attention",
+        "images",
         "dropout",
         "rounded_gradients",
         "optimizers",

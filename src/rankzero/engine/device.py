@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -64,12 +66,25 @@ def pick_device(local_rank: int) -> Device:
                 hint=f"use at most {count} processes, or hide the GPUs with CUDA_VISIBLE_DEVICES= to run on the CPU",
             )
         torch.cuda.set_device(local_rank)
-        # It makes a plan for each shape that it has not seen, for some 70 ms, and every pass has another.
-        torch.backends.cuda.enable_cudnn_sdp(False)
         return Device("cuda", local_rank)
     if torch.backends.mps.is_available():
         return Device("mps")
     return Device("cpu")
+
+
+@contextmanager
+def without_cudnn_attention(device: Device) -> Iterator[None]:
+    """While it trains: cuDNN makes a plan for each shape of attention that it has not seen, for some 70 ms (one H200,
+    torch 2.11), and every pass has another."""
+    if device.kind != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def computes_bfloat16(device: Device) -> bool:

@@ -56,6 +56,7 @@ from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
+from rankzero.model.recomputing import begin_at_embeddings, recompute_blocks
 from rankzero.model.routers import Routers
 from rankzero.model.shapes import model_facts
 from rankzero.model.tower_attention import attend_to_images_at_once
@@ -146,12 +147,12 @@ def build_session(
         memory = remembered(run_dir, memory, passes.setting)
         model = own_model(spec, inputs, device, dtype, attention, shape, sharding=sharding, is_main=world.is_main)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
-        if memory.gradient_checkpointing or sharding_section(sharding).gathered_by_call:
+        if memory.gradient_checkpointing:
+            recompute_blocks(model)
+        elif sharding_section(sharding).gathered_by_call:
             # Else nothing tells DeepSpeed when it may take the weights of layers before the first that is trained, and
             # it takes those of layers behind it.
-            model.enable_input_require_grads()
-        if memory.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            begin_at_embeddings(model)
         attend_to_images_at_once(model, attention.implementation, device.kind, dtype)
         places = Places(spec.train.seed)
         compiled = fit_layers(model, spec, device, attention, places)

@@ -33,6 +33,7 @@ from rankzero.engine.tasks.protocol import find_task
 from rankzero.model import dropout_attention
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.fitting import Need
+from rankzero.model.recomputing import recompute_blocks
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import task_that
 from rankzero.wording import first_line
@@ -113,8 +114,7 @@ def _pass_of(shape: Any, need: Need, spec: RunSpec, dtype: torch.dtype, batch: M
     """A forward and backward pass as the loop makes one. The tokens of preferences are trained as answers are: what
     their reference predicts is let go before."""
     if need.recomputing:
-        shape.enable_input_require_grads()
-        shape.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        recompute_blocks(shape, preserve_rng_state=False)
     places = Places(spec.train.seed)
     place_dropout(shape, places)
     if getattr(shape.config, "_attn_implementation", None) == dropout_attention.NAME:

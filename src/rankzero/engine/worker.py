@@ -24,7 +24,14 @@ from rankzero.engine.continuing import (
     set_aside,
     what_is_next,
 )
-from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
+from rankzero.engine.device import (
+    Device,
+    peak_memory,
+    pick_device,
+    pick_dtype,
+    set_threads,
+    without_cudnn_attention,
+)
 from rankzero.engine.distributed import (
     World,
     broadcast_object,
@@ -94,8 +101,8 @@ def run(
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        scaling = sharding_section(spec.train.sharding).scales_losses
-        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
+        stack.enter_context(without_cudnn_attention(device))
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=sharding_section(spec.train.sharding).scales_losses)
         deepspeed = deepspeed_file(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)

@@ -41,7 +41,9 @@ PROVEN = frozenset(
 """Model types of which the tests show that rows laid end to end do not see each other. What transformers' classes say
 of themselves is not enough: some do not hand on where rows begin."""
 
-PROVEN_WITH_IMAGES = frozenset({"idefics3", "internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})
+PROVEN_WITH_IMAGES = frozenset(
+    {"idefics3", "internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"}
+)
 """The same of models that see images."""
 
 _KEEP_ROWS_APART = ("flash_attention_3", "flash_attention_2", varlen.NAME, "flex_attention")

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from transformers import MODEL_MAPPING
 
-from rankzero.data.batches.collators.images import ImageInputs, Positions
+from rankzero.data.batches.collators.images import ImageInputs
+from rankzero.data.batches.collators.packed import Positions
 
 _RULE = "get_rope_index"
 

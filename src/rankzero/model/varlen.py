@@ -78,11 +78,17 @@ def _gpu_runs_it() -> bool:
 
 @lru_cache
 def computes_attention(device: str) -> bool:
-    """Whether the kernel gives what attention is, and its gradients, where two heads have one of keys: asked once."""
+    """Whether the kernel gives what attention is, and its gradients: asked once, for a text model where two heads have
+    one of keys, and for a vision tower."""
+    return _agrees(device, keys=2, size=16, causal=True) and _agrees(device, keys=4, size=72, causal=False)
+
+
+def _agrees(device: str, *, keys: int, size: int, causal: bool) -> bool:
+    """Of 4 heads of this size, as many of them of keys, with what is computed row by row."""
     draw = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, heads, 24, 16, generator=draw).to(device, torch.bfloat16) for heads in (4, 2, 2)]
+    given = [torch.randn(1, heads, 24, size, generator=draw).to(device, torch.bfloat16) for heads in (4, keys, keys)]
     borders = torch.tensor([0, 9, 24], dtype=torch.int32, device=device)
-    rows, rule = Borders(borders, borders, 15, 15), Rule(scale=0.25, causal=True, window=None)
+    rows, rule = Borders(borders, borders, 15, 15), Rule(scale=size**-0.5, causal=causal, window=None)
     found = []
     for way in (_in_one_kernel, _one_by_one):
         query, key, value = tensors = [tensor.clone().requires_grad_() for tensor in given]

@@ -18,6 +18,7 @@ from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import LabelledText, MicroBatch, PaddedText
 from rankzero.model import dropout_attention, varlen
 from rankzero.model.dropout import PlacedDropout, Places, Share, drop, factors, module_key, place_dropout
+from rankzero.model.recomputing import recompute_blocks
 from rankzero.model.weights import adapter_file_names
 from tests.unit.model.packed import Rows, collated
 
@@ -261,8 +262,7 @@ def test_a_block_that_is_computed_again_drops_the_same() -> None:
         rows, places = Rows(), Places(1)
         model = placed(with_adapters(causal("gpt2", GPT2), fan_in_fan_out=True), places)
         if recomputing:
-            model.enable_input_require_grads()
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_blocks(model)
         logits = logits_by_row(model, places, PaddedText(), rows, [0, 1, 2, 3])
         sum(part.square().sum() for part in logits.values()).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))

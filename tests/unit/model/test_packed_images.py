@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AutoModelForImageTextToText
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rankzero.data.batches.collators.images import PicturedText
-from rankzero.data.batches.collators.text import MicroBatch
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare
+from rankzero.engine import setup, worker
+from rankzero.engine.device import Device, without_cudnn_attention
 from rankzero.engine.heads import SupervisedHead
 from rankzero.model import varlen
 from rankzero.model.attention import PROVEN_WITH_IMAGES, choose_attention
 from rankzero.model.image_positions import image_positions
 from rankzero.model.load import load_config, load_model
+from rankzero.model.recomputing import recompute_blocks
 from rankzero.model.source import ModelSource
-from rankzero.model.tower_attention import NAME, TOWERS, take
+from rankzero.model.tower_attention import NAME, TOWERS, attend_to_images_at_once, take
 from rankzero.model.vision import Vision, load_vision
 from rankzero.spec.run_spec import ModelSpec, SourceSpec
 from tests.support import tiny_configs
 from tests.support.pictures import draw, llava_files, qwen_vl_files, vision_of
+from tests.support.runs import run_here
+from tests.support.tasks import task_spec
 from tests.support.tiny import write_jsonl
 from tests.support.vision_families import FAMILIES, save
 
@@ -104,7 +114,7 @@ class Family:
         return PicturedText(self.vision, always_image=always_image, padding_free=free, positions=positions)
 
 
-@pytest.fixture(scope="module", params=sorted(PROVEN_WITH_IMAGES))
+@pytest.fixture(scope="module", params=sorted(PROVEN_WITH_IMAGES | TOWERS))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     yield Family(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -240,3 +250,107 @@ def test_towers_are_not_told_where_rows_begin(family: Family) -> None:
     with torch.no_grad():
         losses(model, batch)
     assert given and not any(name.startswith(("cu_seq", "max_length")) for each in given for name in each)
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "dtype", "taken"),
+    [
+        (None, "cuda", torch.bfloat16, True),
+        ("varlen", "cuda", torch.float16, True),
+        ("sdpa", "cuda", torch.bfloat16, False),  # somebody has asked for it
+        ("flash_attention_2", "cuda", torch.bfloat16, False),  # which is told where images begin by its own name
+        (None, "cuda", torch.float32, False),
+        (None, "cpu", torch.bfloat16, False),
+    ],
+)
+def test_when_a_tower_attends_to_all_images_at_once(
+    attention: str | None, device: str, dtype: torch.dtype, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "has_kernel", lambda: True)
+    model = AutoModelForImageTextToText.from_config(tiny_configs.qwen3_vl())
+    assert attend_to_images_at_once(model, attention, device, dtype) is taken
+    kept = model.model.visual.config._attn_implementation
+    assert kept == (NAME if taken else "sdpa") and model.config.get_text_config()._attn_implementation == "sdpa"
+    monkeypatch.setattr(varlen, "has_kernel", lambda: False)
+    fresh = AutoModelForImageTextToText.from_config(tiny_configs.qwen3_vl())
+    assert not attend_to_images_at_once(fresh, attention, device, dtype)
+
+
+def test_a_run_asks_for_it_and_does_without_plans_by_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str | None, str, torch.dtype]] = []
+    monkeypatch.setattr(setup, "attend_to_images_at_once", lambda model, *rest: asked.append(rest))
+    cudnn: list[bool] = []
+
+    @contextmanager
+    def noting(device: Device) -> Iterator[None]:
+        cudnn.append(True)
+        yield
+        cudnn.append(False)
+
+    monkeypatch.setattr(worker, "without_cudnn_attention", noting)
+    run_here(task_spec("vision", tmp_path, rows=8, train__max_steps=1))
+    assert asked == [(None, "cpu", torch.float32)] and cudnn == [True, False]
+
+
+def test_cudnns_attention_is_as_it_was_behind_a_run() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    for was in (True, False):
+        torch.backends.cuda.enable_cudnn_sdp(was)
+        with without_cudnn_attention(Device("cuda")):
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+        with without_cudnn_attention(Device("cpu")):
+            assert torch.backends.cuda.cudnn_sdp_enabled() is was
+        assert torch.backends.cuda.cudnn_sdp_enabled() is was
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
+def test_a_frozen_tower_keeps_nothing_where_blocks_are_computed_again(family: Family) -> None:
+    """Under adapters of the text model; and the same gradients of these as without."""
+    found = []
+    batch = family.collator(free=True)(family.tokenise(ROWS), np.arange(len(ROWS)), CPU)
+    for again in (False, True):
+        model = family.model(free=True)
+        towers = tuple(module for name, module in model.named_modules() if name.split(".")[-1] in TOWER_NAMES)
+        targets = [
+            name
+            for name, module in model.named_modules()
+            if name.endswith(("q_proj", "v_proj")) and not any(module in tower.modules() for tower in towers)
+        ]
+        torch.manual_seed(0)
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+        if again:
+            recompute_blocks(adapted)
+        adapted.train()
+        computed: list[torch.Tensor] = []
+        for tower in towers:
+            for module in tower.modules():
+                module.register_forward_hook(partial(_note, computed))
+        found.append(gradients(adapted, batch))
+        assert towers and computed and not any(tensor.requires_grad for tensor in computed)
+    (losses_once, once), (losses_again, again_) = found
+    assert torch.equal(losses_once, losses_again) and once.keys() == again_.keys() and once
+    for name, gradient in once.items():
+        torch.testing.assert_close(again_[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+TOWER_NAMES = ("visual", "vision_tower", "vision_model")
+
+
+def _note(found: list[torch.Tensor], _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+    found += [value for value in (output if isinstance(output, tuple) else (output,)) if torch.is_tensor(value)]
+
+
+def test_text_alone_keeps_its_rows_apart_by_positions_too(family: Family) -> None:
+    """As preferences of a model that sees images are packed: also by an attention that goes by positions alone."""
+    positions = image_positions(family.config, family.vision)
+    collator = PackedText(positions)
+    dataset = family.tokenise([ROWS[1], turns("Tell me", "It is red."), turns("Which?", "no")])
+    batch = collator(dataset, np.arange(3), CPU)
+    told = {name: value for name, value in batch.inputs.items() if not name.startswith(("cu_seq", "max_length"))}
+    chosen = load_model(family.source, family.spec, family.config, torch.float32, attention="sdpa")
+    with torch.no_grad():
+        theirs = losses(chosen, PaddedText()(dataset, np.arange(3), CPU))
+        assert torch.allclose(losses(chosen, replace(batch, inputs=told)), theirs, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(losses(family.model(free=True), batch), theirs, rtol=1e-4, atol=1e-5)
+        assert losses(family.model(free=True), collator.idle(CPU)).shape == (0,)

@@ -19,6 +19,7 @@ from rankzero.model.load import ClassHead, empty_model, load_config, load_model
 from rankzero.model.lora import load_adapter, parameter_counts
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
 from rankzero.model.quantize import quantization_config, unpack
+from rankzero.model.recomputing import recompute_blocks
 from tests.support.tiny_configs import CONFIGS
 from tests.support.weights import save_weights
 from tests.unit.model.support import (
@@ -173,8 +174,7 @@ def test_no_block_keeps_its_unpacked_experts_for_the_backward_pass(
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"parts": ["language"]})})
     model = shaken(to_train(loaded(source, spec), spec, base_name="base")).train()
     if checkpointing:
-        model.enable_input_require_grads()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_blocks(model)
     made: list[weakref.ref[torch.UntypedStorage]] = []
     experts = [module for module in model.modules() if hasattr(module, "parametrizations") and "Experts" in str(module)]
     assert experts
@@ -196,8 +196,7 @@ def test_checkpointing_recomputes_the_same(quantization: str, tmp_path: Path) ->
     for checkpointing in (False, True):
         model = shaken(to_train(loaded(source, spec), spec, base_name="base")).train()
         if checkpointing:
-            model.enable_input_require_grads()
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_blocks(model)
         model(input_ids=torch.tensor([[5, 9, 17, 33]]), use_cache=False).logits.square().sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

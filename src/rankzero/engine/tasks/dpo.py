@@ -46,7 +46,7 @@ class DirectPreferenceOptimization:
         return None
 
     def collator(self, inputs: Inputs, *, padding_free: bool, always_image: bool) -> Collator:
-        return text_collator(padding_free=padding_free)
+        return text_collator(inputs, padding_free=padding_free)
 
     def head(self, parallel: Parallel, spec: RunSpec) -> Head:
         return PreferenceHead(head_over_vocabulary(parallel, spec), parallel, beta=spec.beta)

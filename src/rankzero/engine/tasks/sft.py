@@ -48,7 +48,7 @@ class SupervisedFineTuning:
                 padding_free=padding_free,
                 positions=image_positions(inputs.config, inputs.vision) if padding_free else None,
             )
-        return text_collator(padding_free=padding_free)
+        return text_collator(inputs, padding_free=padding_free)
 
     def head(self, parallel: Parallel, spec: RunSpec) -> Head:
         return head_over_vocabulary(parallel, spec)
@@ -63,9 +63,11 @@ class SupervisedFineTuning:
         return Perplexity()
 
 
-def text_collator(*, padding_free: bool) -> Collator:
-    """Of rows without images."""
-    return PackedText() if padding_free else PaddedText()
+def text_collator(inputs: Inputs, *, padding_free: bool) -> Collator:
+    """Of rows without images, whatever the model sees."""
+    if not padding_free:
+        return PaddedText()
+    return PackedText(None if inputs.vision is None else image_positions(inputs.config, inputs.vision))
 
 
 def head_over_vocabulary(parallel: Parallel, spec: RunSpec) -> SupervisedHead:

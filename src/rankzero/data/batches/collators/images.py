@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batches.collators.packed import end_to_end
+from rankzero.data.batches.collators.packed import Positions, end_to_end, with_positions
 from rankzero.data.batches.collators.text import MicroBatch, pad_right, padded_places, target_weights, to_device
 from rankzero.data.cache.joined import Rows
 from rankzero.data.images.decode import load_rgb
@@ -58,11 +58,6 @@ class ImageInputs(Protocol):
     def token_inputs(self, input_ids_BT: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.int64]]:
         """Keyword arguments of a pass with images that have one value for each token, besides the ids."""
         ...
-
-
-Positions = Callable[[Sequence[npt.NDArray[np.int32]], Mapping[str, torch.Tensor]], npt.NDArray[np.int64]]
-"""Of these rows' tokens, of which image tokens have the inputs of these images: where each stands, by as many axes as
-the model has, one row after the other: (axes, tokens)."""
 
 
 class PicturedText:
@@ -180,16 +175,11 @@ class PicturedText:
             device=device,
             own=lengths,
         )
-        inputs, pixels = dict(batch.inputs), self._vision.inputs(images) if images else {}
+        pixels = self._vision.inputs(images) if images else {}
         if images:
-            inputs |= self._of_images(np.concatenate(ids)[None].astype(np.int64), pixels, device)
-        if self._positions is not None:
-            # Places in the row, by which a mask keeps rows apart, and then what the model itself goes by. Without
-            # images too: given the former alone, Qwen2-VL would take the pass for one row.
-            places = np.concatenate([np.arange(len(of_row), dtype=np.int64) for of_row in ids])
-            by_axes = np.concatenate([places[None], self._positions(ids, pixels)])
-            inputs["position_ids"] = to_device(by_axes[:, None], device)
-        return replace(batch, inputs=inputs)
+            of_images = self._of_images(np.concatenate(ids)[None].astype(np.int64), pixels, device)
+            batch = replace(batch, inputs={**batch.inputs, **of_images})
+        return batch if self._positions is None else with_positions(batch, ids, self._positions, pixels)
 
     def _of_images(
         self, input_ids_BT: npt.NDArray[np.int64], pixels: Mapping[str, torch.Tensor], device: torch.device

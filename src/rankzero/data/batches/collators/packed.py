@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,10 @@ import torch
 from rankzero.data.batches.collators.text import MicroBatch, answers_of, in_sequences, target_weights, to_device
 from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
+
+Positions = Callable[[Sequence[npt.NDArray[np.int32]], Mapping[str, torch.Tensor]], npt.NDArray[np.int64]]
+"""Of these rows' tokens, of which image tokens have the inputs of these images: where each stands, by as many axes as
+the model has, one row after the other: (axes, tokens)."""
 
 
 class PackedText:
@@ -23,6 +27,10 @@ class PackedText:
     """
 
     packed = True
+
+    def __init__(self, positions: Positions | None = None) -> None:
+        """`positions`: of a model that sees images, by which it numbers tokens of text, too."""
+        self._positions = positions
 
     def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens, row_of, begins = in_sequences(dataset, rows)
@@ -36,14 +44,31 @@ class PackedText:
         )
         masks = [mask for _, mask in tokens]
         weights_N, answer_N = target_weights(dataset, rows, masks, device), answers_of(dataset, masks, device)
-        return replace(batch, rows=rows, weights_N=weights_N, answer_N=answer_N)
+        batch = replace(batch, rows=rows, weights_N=weights_N, answer_N=answer_N)
+        if self._positions is None:
+            return batch
+        return with_positions(batch, [ids[:-1] for ids, _ in tokens], self._positions, {})
 
     def idle(self, device: torch.device) -> MicroBatch:
         """One row of two tokens that predicts nothing."""
         nothing = np.empty(0, np.int64)
-        return end_to_end(
-            nothing, [np.zeros(2, np.int32)], predicts=np.zeros(2, np.bool_), targets=nothing, device=device
-        )
+        ids = [np.zeros(2, np.int32)]
+        idle = end_to_end(nothing, ids, predicts=np.zeros(2, np.bool_), targets=nothing, device=device)
+        return idle if self._positions is None else with_positions(idle, ids, self._positions, {})
+
+
+def with_positions(
+    batch: MicroBatch,
+    ids: Sequence[npt.NDArray[np.int32]],
+    positions: Positions,
+    images: Mapping[str, torch.Tensor],
+) -> MicroBatch:
+    """The pass of these sequences with places in the row, by which a mask keeps rows apart, and behind them those that
+    the model itself goes by. Of text alone too: given the former alone, Qwen2-VL takes a pass for one row."""
+    places = np.concatenate([np.arange(len(row), dtype=np.int64) for row in ids])
+    by_axes = np.concatenate([places[None], positions(ids, images)])
+    position_ids = to_device(by_axes[:, None], batch.targets_N.device)
+    return replace(batch, inputs={**batch.inputs, "position_ids": position_ids})
 
 
 def end_to_end(
