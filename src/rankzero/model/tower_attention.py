@@ -25,7 +25,7 @@ def attend_to_images_at_once(model: Any, attention: str | None, device_kind: str
     """Have the tower compute so where that is one kernel, and `attention` (transformers' name for the model's) leaves
     the choice. Returns whether it does."""
     half = dtype in (torch.bfloat16, torch.float16)
-    if device_kind != "cuda" or not half or attention not in _CHOSEN_FOR_SPEED or not varlen.has_kernel():
+    if device_kind != "cuda" or not half or attention not in _CHOSEN_FOR_SPEED or not varlen.has_kernel_for_images():
         return False
     return take(model)
 

@@ -49,6 +49,11 @@ def has_kernel() -> bool:
     return _KERNEL is not None and _gpu_runs_it()
 
 
+def has_kernel_for_images() -> bool:
+    """The same of a vision tower, whose patches attend to both sides."""
+    return has_kernel() and computes_attention("cuda", causal=False)
+
+
 def _find_kernel() -> Callable[..., Any] | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -77,14 +82,10 @@ def _gpu_runs_it() -> bool:
 
 
 @lru_cache
-def computes_attention(device: str) -> bool:
-    """Whether the kernel gives what attention is, and its gradients: asked once, for a text model where two heads have
-    one of keys, and for a vision tower."""
-    return _agrees(device, keys=2, size=16, causal=True) and _agrees(device, keys=4, size=72, causal=False)
-
-
-def _agrees(device: str, *, keys: int, size: int, causal: bool) -> bool:
-    """Of 4 heads of this size, as many of them of keys, with what is computed row by row."""
+def computes_attention(device: str, *, causal: bool = True) -> bool:
+    """Whether the kernel gives what attention is, and its gradients: asked once, as a text model has it, whose heads
+    share keys, and as a vision tower has it, not causal, in heads of another width than powers of two."""
+    keys, size = (2, 16) if causal else (4, 72)
     draw = torch.Generator().manual_seed(0)
     given = [torch.randn(1, heads, 24, size, generator=draw).to(device, torch.bfloat16) for heads in (4, keys, keys)]
     borders = torch.tensor([0, 9, 24], dtype=torch.int32, device=device)

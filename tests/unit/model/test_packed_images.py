@@ -266,12 +266,12 @@ def test_towers_are_not_told_where_rows_begin(family: Family) -> None:
 def test_when_a_tower_attends_to_all_images_at_once(
     attention: str | None, device: str, dtype: torch.dtype, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(varlen, "has_kernel", lambda: True)
+    monkeypatch.setattr(varlen, "has_kernel_for_images", lambda: True)
     model = AutoModelForImageTextToText.from_config(tiny_configs.qwen3_vl())
     assert attend_to_images_at_once(model, attention, device, dtype) is taken
     kept = model.model.visual.config._attn_implementation
     assert kept == (NAME if taken else "sdpa") and model.config.get_text_config()._attn_implementation == "sdpa"
-    monkeypatch.setattr(varlen, "has_kernel", lambda: False)
+    monkeypatch.setattr(varlen, "has_kernel_for_images", lambda: False)
     fresh = AutoModelForImageTextToText.from_config(tiny_configs.qwen3_vl())
     assert not attend_to_images_at_once(fresh, attention, device, dtype)
 
