@@ -109,7 +109,8 @@ def test_an_error_of_all_ranks_is_raised_once_with_its_kind(tmp_path: Path, tiny
 
 
 def test_two_processes_stop_and_resume_bit_exactly(tmp_path: Path, tiny: Path) -> None:
-    """The generators of both ranks too, though dropout draws from none."""
+    """The generators of both ranks too, though dropout draws from none. How the launcher starts them again,
+    tests/faults/test_restarts.py has."""
     whole = small_spec(tmp_path / "a", tiny)
     assert run_forked(whole).codes == [0, 0]
     spec = small_spec(tmp_path / "b", tiny)
@@ -119,7 +120,7 @@ def test_two_processes_stop_and_resume_bit_exactly(tmp_path: Path, tiny: Path) -
     (run_root(spec) / "stop").touch()
     process.communicate(timeout=300)
     if process.returncode == 75:
-        run_processes_here(spec, 2)
+        assert run_forked(spec).codes == [0, 0]
     for name in ("final/adapter_model.safetensors", "last/optimizer.safetensors", "last/rng-rank-1.json"):
         assert (run_root(spec) / name).read_bytes() == (run_root(whole) / name).read_bytes(), name
 
