@@ -21,7 +21,7 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.memory import BF16, FP32, facts_of, make_model, make_spec
 
 ROWS, LONGEST, SHARE = 4, 128, 0.25
-LLAMA = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 MIXTURE = {**LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "head_dim": 64}
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**LLAMA, num_hidden_layers=4, vocab_size=8000),
