@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.data.read.network import RealNetwork
 from rankzero.errors import StoppedError
 from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 from tests.support.s3 import Store, s3_store
@@ -22,6 +23,7 @@ SAME = ("step", "loss", "tokens", "supervised_tokens", "grad_norm", "epoch")
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(RealNetwork, "pause", lambda _network, _seconds: None)  # the server is back by then
     with s3_store(monkeypatch) as served:
         yield served
 
