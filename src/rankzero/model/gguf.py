@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def gguf_as_safetensors(file: Path) -> Path:
         if not (target / "config.json").is_file():
             staged = target.with_name(f".tmp-{target.name}-{uuid.uuid4().hex}")
             try:
-                _convert_gguf(file, staged)
+                with _names_made_once():
+                    _convert_gguf(file, staged)
                 os.rename(staged, target)
             finally:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -78,6 +79,20 @@ def _without_bars() -> Iterator[None]:
         yield
     finally:
         reader.tqdm = bar
+
+
+@contextmanager
+def _names_made_once() -> Iterator[None]:
+    """transformers asks for the table of all tensors' names again for each module of a model, and to make it takes
+    longer than all else that it does with names."""
+    import gguf
+
+    make = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = cache(make)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = make
 
 
 def _convert_gguf(file: Path, staged: Path) -> None:
