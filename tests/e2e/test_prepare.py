@@ -72,7 +72,7 @@ def test_parts_that_are_none(shard: str, tmp_path: Path, tiny: Path, cli: Any) -
     assert "no part of a whole" in done.err
 
 
-def test_killed_in_the_middle_nothing_is_taken_for_whole(tmp_path: Path, tiny: Path, own_cache: Path) -> None:
+def test_killed_in_the_middle_nothing_is_taken_for_whole(tmp_path: Path, tiny: Path, cli: Any, own_cache: Path) -> None:
     run = spec(tmp_path, tiny, 40_000)
     command = [sys.executable, "-m", "rankzero", "data", "prepare", str(run), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -85,7 +85,8 @@ def test_killed_in_the_middle_nothing_is_taken_for_whole(tmp_path: Path, tiny: P
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert [path.name for path in tokenized.iterdir() if path.is_dir() and path.suffix != ".partial"] == []
-    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    facts = json.loads(again.stdout)["train"]
+    again = cli(f"data prepare {run} --json")
+    assert again.code == 0, again.err
+    facts = json.loads(again.out)["train"]
     assert facts["rows"] == facts["rows_in"] == 40_000
     assert [path.name for path in tokenized.iterdir() if path.is_dir()] == [Path(facts["directory"]).name]
