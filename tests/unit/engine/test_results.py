@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ from rankzero.run_dir.result import verify_result
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard
-from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.support import runs
+from tests.support.runs import log, metrics, run_here, run_root, stop_in
 from tests.support.tiny import chat_rows
+
+small_spec = partial(runs.small_spec, train__micro_batch_tokens=256)
+"""Two or three passes a step: of five each of the many runs here would take a fifth longer."""
 
 
 def test_a_whole_model_has_the_precision_of_its_files_where_no_config_says_it(tmp_path: Path, tiny: Path) -> None:

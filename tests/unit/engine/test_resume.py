@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,17 @@ from rankzero.run_dir.same_run import Differences
 from rankzero.run_dir.setting import settled
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import LoraSpec, RunSpec
+from tests.support import runs
 from tests.support.recipes import sentiment_rows
-from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.support.runs import log, metrics, run_here, run_root, stop_in
 from tests.support.seeds import SEEDS
 from tests.support.tasks import task_spec
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 pytestmark = pytest.mark.faults
 
+small_spec = partial(runs.small_spec, train__micro_batch_tokens=256)
+"""Two or three passes a step: of five each of the many runs here would take a fifth longer."""
 CLOCK = ("seconds", "wall_seconds")
 
 
@@ -203,7 +207,7 @@ def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path) -> No
     assert "continuing from step 1 bit-exactly" in log(spec)
     run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1, train__micro_batch_tokens=64), log_level="INFO")
     said = "continuing from step 2 with the same weights, optimizer and rows, not bit-exactly: "
-    assert f"{said}tokens of a pass: 128 before, 64 now\n" in log(spec)
+    assert f"{said}tokens of a pass: 256 before, 64 now\n" in log(spec)
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch is built without oneDNN")
