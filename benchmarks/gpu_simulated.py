@@ -69,7 +69,7 @@ def pretend() -> None:
     masking_utils.is_tracing = lambda *_: False
     fake_tensor.CONSTANT_NUMEL_LIMIT = 0  # else operations on single numbers are computed, on the device too
     normed, silu, dropped, moved = _kernels(torch)
-    varlen.computes_attention = lambda _device: True  # type: ignore[assignment]
+    varlen.computes_attention = lambda _device, **_: True  # type: ignore[assignment]
     adamw_bfloat16.by_kernel = lambda device: device.type == "cuda"
     adamw_bfloat16._move_by_kernel = lambda flat, gradient, *_: moved(flat, gradient)
     for module in (dropout, fused_lora):

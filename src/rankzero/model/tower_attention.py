@@ -24,8 +24,9 @@ _CHOSEN_FOR_SPEED = (None, varlen.NAME)
 def attend_to_images_at_once(model: Any, attention: str | None, device_kind: str, dtype: Any) -> bool:
     """Have the tower compute so where that is one kernel, and `attention` (transformers' name for the model's) leaves
     the choice. Returns whether it does."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    if device_kind != "cuda" or not half or attention not in _CHOSEN_FOR_SPEED or not varlen.has_kernel_for_images():
+    if device_kind != "cuda" or dtype not in (torch.bfloat16, torch.float16) or attention not in _CHOSEN_FOR_SPEED:
+        return False
+    if model.config.model_type not in TOWERS or not varlen.has_kernel_for_images():
         return False
     return take(model)
 

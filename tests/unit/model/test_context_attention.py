@@ -191,7 +191,7 @@ def test_what_cannot_be_sliced_is_refused_with_all_reasons(
 
 
 def test_images_and_classes_are_not_sliced() -> None:
-    with pytest.raises(ConfigError, match="rows with images are padded"):
+    with pytest.raises(ConfigError, match="rows with images are not cut"):
         choose("qwen3_vl", "vision")
     with pytest.raises(ConfigError, match="rows of a classifier are padded"):
         choose("bert", "classifier")

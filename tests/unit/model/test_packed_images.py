@@ -15,7 +15,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
-from transformers import AttentionInterface, AutoModelForImageTextToText
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -271,6 +271,9 @@ def test_when_a_tower_attends_to_all_images_at_once(
     assert attend_to_images_at_once(model, attention, device, dtype) is taken
     kept = model.model.visual.config._attn_implementation
     assert kept == (NAME if taken else "sdpa") and model.config.get_text_config()._attn_implementation == "sdpa"
+    monkeypatch.setattr(varlen, "has_kernel_for_images", lambda: pytest.fail("of a model without a tower"))
+    text = AutoModelForCausalLM.from_config(tiny_configs.llama())
+    assert not attend_to_images_at_once(text, attention, device, dtype)
     monkeypatch.setattr(varlen, "has_kernel_for_images", lambda: False)
     fresh = AutoModelForImageTextToText.from_config(tiny_configs.qwen3_vl())
     assert not attend_to_images_at_once(fresh, attention, device, dtype)
