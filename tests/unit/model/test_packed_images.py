@@ -42,6 +42,7 @@ from tests.support.runs import run_here
 from tests.support.tasks import task_spec
 from tests.support.tiny import write_jsonl
 from tests.support.vision_families import FAMILIES, save
+from tests.unit.engine.test_host_waits import Waits
 
 CPU = torch.device("cpu")
 SIZES = ((64, 64), (200, 120), (28, 90), (300, 64), (64, 64), (200, 120), (28, 90))
@@ -357,3 +358,34 @@ def test_text_alone_keeps_its_rows_apart_by_positions_too(family: Family) -> Non
         assert torch.allclose(losses(chosen, replace(batch, inputs=told)), theirs, rtol=1e-4, atol=1e-5)
         assert torch.allclose(losses(family.model(free=True), batch), theirs, rtol=1e-4, atol=1e-5)
         assert losses(family.model(free=True), collator.idle(CPU)).shape == (0,)
+
+
+def test_more_images_are_no_more_waits_for_the_device(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often for four images as for one, and a tower calls its kernel once a layer. Padded, the device is asked for
+    the place of each."""
+
+    def kernel(query: torch.Tensor, *_others: Any, **_options: Any) -> torch.Tensor:
+        called.append(query.shape[0])
+        return query
+
+    called: list[int] = []
+    model = family.model(free=True)
+    if not take(model):
+        return
+    monkeypatch.setattr(varlen, "_kernel_takes", lambda *_: True)
+    monkeypatch.setattr(varlen, "_KERNEL", kernel)
+    found = []
+    for rows in (ROWS[:2], ROWS):
+        del called[:]
+        batch = family.collator(free=True)(family.tokenise(rows), np.arange(len(rows)), CPU)
+        with torch.no_grad(), Waits() as waits:
+            losses(model, batch)
+        found.append(sorted(waits.found))
+        blocks = len(model.model.visual.blocks) + model.config.get_text_config().num_hidden_layers
+        assert len(called) == blocks
+    if family.name != "qwen2_5_vl":  # which numbers each image's windows on the CPU, wherever it computes
+        assert found[0] == found[1]
+    padded = family.collator(free=False)(family.tokenise(ROWS), np.arange(len(ROWS)), CPU)
+    with torch.no_grad(), Waits() as waits:
+        losses(family.model(free=False), padded)
+    assert len(waits.found) >= len(found[1]) + 3 * 4  # its place by time, row and column
