@@ -173,4 +173,4 @@ $(VENV)-trackers/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-trackers .venv-bench .gpu-bundle build dist
+	rm -rf $(VENV) $(VENV)-trackers .venv-bench .gpu-bundle .gpu-bundle-* build dist

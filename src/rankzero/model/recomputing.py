@@ -1,4 +1,5 @@
-"""Blocks that are computed again in the backward pass, and where gradients begin."""
+"""Blocks that are computed again in the backward pass, and where gradients begin. Knows models; nothing of the memory
+plan that asks for it."""
 
 from __future__ import annotations
 
