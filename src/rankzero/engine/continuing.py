@@ -28,6 +28,7 @@ from rankzero.engine.setup import Session
 from rankzero.engine.streams import tokens_of_another_version
 from rankzero.engine.train import is_over
 from rankzero.errors import RankzeroError
+from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.run_dir.atomic import put_back_displaced, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
@@ -51,10 +52,17 @@ class Saved:
 
 
 def find_checkpoint(
-    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], inputs: Inputs, options: RunOptions, world: World
+    run_dir: RunDir,
+    spec: RunSpec,
+    meta: dict[str, Any],
+    base: FingerprintBeside,
+    inputs: Inputs,
+    options: RunOptions,
+    world: World,
 ) -> tuple[Found, Saved | None]:
     """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
-    another run. A collective."""
+    another run. The base's fingerprint is waited for, and put into `meta`, only where there is something to compare it
+    with. A collective."""
     if world.is_main:
         for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
             logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
@@ -62,6 +70,7 @@ def find_checkpoint(
     found, kept = cast(tuple[Found, dict[str, Any]], broadcast_object(looked))
     if found.newest is None:
         return found, None
+    meta["model"] = base.wait()
     alike = rows_alike(kept, inputs)
     differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes, alike)
     for notice in differences.notices:

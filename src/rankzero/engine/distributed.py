@@ -40,6 +40,11 @@ class World:
         """Rank 0 saves and reports."""
         return self.rank == 0
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether there are processes elsewhere, which may have other files under the same names."""
+        return self.world_size > self.local_world_size
+
 
 def world_from_env(env: dict[str, str]) -> World:
     """RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. Without RANK it is a single process: the others are left over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,8 +83,11 @@ class Inputs:
         return padding_id(self.tokenizer, self.config)
 
 
-def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
-    """Find the model's files, load the tokenizer, check names and vocabulary, tokenise. Loads no weights.
+def read_inputs(
+    spec: RunSpec, world: World, ledger: Ledger, heard: Callable[[ModelSource], None] = lambda _: None
+) -> Inputs:
+    """Find the model's files, load the tokenizer, check names and vocabulary, tokenise. Loads no weights. `heard` is
+    told of the files as soon as they are there.
 
     Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
     """
@@ -92,6 +95,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     with ledger.phase("model_files"):
         logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
         source = locate(spec.model, spec.task_section.uses)
+        heard(source)
         tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
         config = load_config(source, spec.model)
         kind = kind_of(config, spec.task_section.uses)

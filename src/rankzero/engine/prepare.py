@@ -15,8 +15,8 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import read_inputs
 from rankzero.engine.process import die_with_parent, hand_over
 from rankzero.engine.resume import refuse_before_gpus
+from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.model.load import settle_libraries
-from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.handover import read_payload
 from rankzero.run_dir.paths import RunDir
 
@@ -28,9 +28,9 @@ def main() -> None:
     settle_libraries()
     console = RunConsole(speaks=True, level=options.log_level)
     try:
-        inputs = read_inputs(spec, World(), Ledger())
-        # So that processes with GPUs need not wait for it.
-        weights_fingerprint(inputs.source.weights, own_code=spec.own_code)
+        with FingerprintBeside(spec.own_code) as base:
+            inputs = read_inputs(spec, World(), Ledger(), heard=base.begin)
+            base.wait()  # so that processes with GPUs need not
         refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options)
         rows = "rows to train on are streamed" if inputs.n_rows is None else f"{inputs.n_rows} rows to train on"
         logger.info("[DONE] prepared: %s, %s", inputs.source.name, rows)

@@ -28,20 +28,19 @@ _COUNTED = ("rows", "tokens", "supervised_tokens", "longest")
 
 
 def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of the run that made it."""
+    """What a checkpoint says of the run that made it, but for the base's fingerprint: `model`."""
     return {
         "rankzero": __version__,
         "spec": spec.model_dump(mode="json"),
         "world_size": environment["world_size"],
-        **_identities(inputs, spec),
+        **_identities(inputs),
         "dtype": environment["dtype"],
         "labels": inputs.labels,
     }
 
 
-def _identities(inputs: Inputs, spec: RunSpec) -> dict[str, Any]:
+def _identities(inputs: Inputs) -> dict[str, Any]:
     return {
-        "model": weights_fingerprint(inputs.source.weights, own_code=spec.own_code),
         "tokenizer": inputs.tokenizer_fingerprint,
         "data": inputs.train.fingerprint,
         "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
@@ -49,12 +48,13 @@ def _identities(inputs: Inputs, spec: RunSpec) -> dict[str, Any]:
 
 
 def refuse_different_inputs(meta: dict[str, Any], prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError, on every rank, where nodes have other files of the same model: replicas of a frozen base would
-    each train on their own; and where they have other data or prompts, since each plans every step, every evaluation
-    and every round of answers for all. A collective."""
+    """Raise ConfigError, on every rank, where nodes have other files of the same model, as far as their fingerprints
+    are known: replicas of a frozen base would each train on their own; and where they have other data or prompts, since
+    each plans every step, every evaluation and every round of answers for all. A collective."""
     mounted = "put the files on a volume that all nodes mount"
+    again = f"{mounted}, or copy them again; of a Hub model set model.revision"
     kinds = {
-        "model.name": ("weights", meta["model"], f"{mounted}, or copy them again; of a Hub model set model.revision"),
+        "model.name": ("weights", meta.get("model"), again),
         "data.train": ("data", meta["data"], f"{mounted}; of a stream, begin again when none of them changes"),
         "data.eval": ("data to evaluate on", meta["eval_data"], mounted),
         "eval.prompts": ("prompts", tuple(prompts), mounted),
@@ -73,7 +73,7 @@ def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: 
     """As check_same_run, as far as it can be known without the devices that will train. Reads, writes nothing."""
     manifest = newest_manifest(run_dir)
     if manifest is not None:
-        own = _identities(inputs, spec)
+        own = {"model": weights_fingerprint(inputs.source.weights, own_code=spec.own_code), **_identities(inputs)}
         alike = rows_alike(kept_summary(run_dir), inputs)
         check_same_run(manifest, {**manifest, **own}, spec, run_dir, options.allow_changes, alike)
 

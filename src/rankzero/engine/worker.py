@@ -58,6 +58,7 @@ from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, tell_what_is_saved, train
 from rankzero.errors import StorageError
+from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.model.load import settle_libraries
 from rankzero.run_dir.atomic import ONE_VOLUME, remove_stale, stage_name, write_json, write_text
 from rankzero.run_dir.handover import (
@@ -99,10 +100,7 @@ def run(
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
-        set_threads(world.local_world_size)
-        device = pick_device(world.local_rank)
-        stack.enter_context(without_cudnn_attention(device))
-        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=sharding_section(spec.train.sharding).scales_losses)
+        device, dtype = take_device(spec, world, stack)
         deepspeed = deepspeed_file(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
@@ -110,7 +108,8 @@ def run(
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             hold(lease, stack)
-        inputs = read_inputs(spec, world, ledger)
+        base = stack.enter_context(FingerprintBeside(spec.own_code))
+        inputs = read_inputs(spec, world, ledger, heard=base.begin)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
             hold(lease, stack)
@@ -119,9 +118,11 @@ def run(
             stack.enter_context(process_group(world, device, dict(os.environ)))
         with ledger.phase("model_files"):
             meta = manifest_meta(spec, inputs, environment)
+            if world.spans_nodes:  # else a base that nothing is compared with is hashed while it is loaded, too
+                meta["model"] = base.wait()
             refuse_different_inputs(meta, inputs.prompts)
         with ledger.phase("resume"):
-            found, saved = find_checkpoint(run_dir, spec, meta, inputs, options, world)
+            found, saved = find_checkpoint(run_dir, spec, meta, base, inputs, options, world)
         sender = stack.enter_context(sending(run_dir, spec if world.is_main else None, logger.info, logger.warning))
         finished = finished_before(run_dir, spec, saved, options, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
@@ -130,13 +131,12 @@ def run(
             return finished
         claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:
-            alive, at_end = lease.alive_before, partial(write_page, run_dir)
-            stack.enter_context(ledger.kept_in(run_dir, alive_before=alive, world_size=world.world_size, at_end=at_end))
+            begin_records(run_dir, lease, ledger, world, deepspeed, stack)
             stop.tell_of_leaving(ledger.leaves)
             set_aside(run_dir, found)
-            if deepspeed is not None:
-                write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, run_dir, ledger)
+        with ledger.phase("model_files"):
+            know_base(meta, base, inputs)
         meta |= {"layout": layout_of(session, spec, environment), "stop_ids": session.stop_ids}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
@@ -169,6 +169,21 @@ def run(
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def take_device(spec: RunSpec, world: World, stack: ExitStack) -> tuple[Device, torch.dtype]:
+    """What this process computes on until the run is over, and in which precision. Raises ConfigError."""
+    set_threads(world.local_world_size)
+    device = pick_device(world.local_rank)
+    stack.enter_context(without_cudnn_attention(device))
+    scaling = sharding_section(spec.train.sharding).scales_losses
+    return device, pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
+
+
+def know_base(meta: dict[str, Any], base: FingerprintBeside, inputs: Inputs) -> None:
+    """Wait for what the base is known by. Raises ConfigError where processes have other files. A collective."""
+    meta["model"] = base.wait()
+    refuse_different_inputs(meta, inputs.prompts)
 
 
 def train_and_time(session: Session, run: RunContext, position: Position) -> Position:
@@ -265,6 +280,16 @@ def claim_directory(
     broadcast_object(None)  # no rank writes into a log that the first one may yet empty
     console.log_to(run_dir.log(world.rank))
     require_one_volume(run_dir, world)
+
+
+def begin_records(
+    run_dir: RunDir, lease: Lease, ledger: Ledger, world: World, deepspeed: dict[str, Any] | None, stack: ExitStack
+) -> None:
+    """What the main rank keeps of this start from now on, until the run is over."""
+    alive, at_end = lease.alive_before, partial(write_page, run_dir)
+    stack.enter_context(ledger.kept_in(run_dir, alive_before=alive, world_size=world.world_size, at_end=at_end))
+    if deepspeed is not None:
+        write_json(run_dir.root / "deepspeed.json", deepspeed)
 
 
 def require_one_volume(run_dir: RunDir, world: World) -> None:

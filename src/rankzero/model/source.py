@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,19 @@ class ModelSource:
     name: str
 
 
-def weights_fingerprint(directory: Path, *, own_code: ModelUse | None = None, level: int = logging.INFO) -> str:
+def weights_fingerprint(
+    directory: Path,
+    *,
+    own_code: ModelUse | None = None,
+    level: int = logging.INFO,
+    stopped: Callable[[], bool] | None = None,
+) -> str:
     """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded; with
     `own_code` also of the modules of which a model for this use is made that brings its own.
 
     Large files are read once and remembered in the cache until their inode, size or times change; at `level` it is said
-    where that takes a while. Raises StorageError, and ConfigError where such a module is not here.
+    where that takes a while. Raises StorageError, ConfigError where such a module is not here, and CancelledError once
+    `stopped` says so.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -65,7 +73,9 @@ def weights_fingerprint(directory: Path, *, own_code: ModelUse | None = None, le
         _log.log(level, words, unread / 1e9)
     made = "code:" if own_code and elsewhere else ""  # which earlier versions left out
     with storage_errors(directory), ThreadPoolExecutor(usable_cores()) as pool:
-        for path, sha256 in zip(files, pool.map(lambda path: file_digest(str(path), cache), files), strict=True):
+        for path, sha256 in zip(
+            files, pool.map(lambda path: file_digest(str(path), cache, stopped), files), strict=True
+        ):
             digest.update(f"{path.name}:{sha256}:".encode())
     return made + digest.hexdigest()
 

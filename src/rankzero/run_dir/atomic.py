@@ -14,8 +14,8 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,6 +32,7 @@ SEAL = "seal"
 TEMPORARY_PREFIX = ".tmp-"
 _DISPLACED = re.compile(re.escape(TEMPORARY_PREFIX) + r"old-(.+)-[0-9a-f]{32}")
 _MOST_READERS = 8
+_HASHED_BYTES = 1 << 20
 ONE_VOLUME = "results go to one volume that all nodes mount: ReadWriteMany, or a shared file system"
 """What to do where a process does not see what another one has written."""
 
@@ -137,10 +138,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(path: Path, stopped: Callable[[], bool] | None = None) -> str:
+    """Hex digest of a file's bytes. Raises OSError, and CancelledError once `stopped` says so."""
+    digest, part = hashlib.sha256(), memoryview(bytearray(_HASHED_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while read := file.readinto(part):
+            digest.update(part[:read])
+            if stopped is not None and stopped():
+                raise CancelledError
+    return digest.hexdigest()
 
 
 def stage_name(final_name: str) -> str:

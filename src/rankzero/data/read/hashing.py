@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from rankzero.data.read.containers.layout import named_kind
 from rankzero.errors import StorageError
@@ -18,6 +20,9 @@ from rankzero.run_dir.atomic import file_sha256, write_text
 
 REMEMBERED_BYTES = 64 << 20
 """Smaller files are hashed faster than it takes to explain why they were not."""
+
+_LOOK_SECONDS = 0.1
+"""How often one that waits for another's lock looks whether it is still wanted."""
 
 _SETTLED_NS = 2_000_000_000
 """A file changed within this time may change again without its time stamp showing it."""
@@ -42,19 +47,20 @@ def content_hash(path: str, cache_dir: Path) -> str:
     return file_digest(path, cache_dir) + (f":{kind}" if kind else "")
 
 
-def file_digest(path: str, cache_dir: Path) -> str:
+def file_digest(path: str, cache_dir: Path, stopped: Callable[[], bool] | None = None) -> str:
     """sha256 of all of a file's bytes. A large file is read by one process at a time, and by none while it stays as it
-    is. Raises OSError."""
+    is. Raises OSError, and CancelledError once `stopped` says so."""
     state = file_state(path)
+    read = partial(file_sha256, Path(path), *([stopped] if stopped else []))
     if state[1] < REMEMBERED_BYTES:
-        return file_sha256(Path(path))
+        return read()
     if not settled(state):  # it could not be remembered: nobody needs to wait
-        return file_sha256(Path(path))
-    with alone(_record(path, cache_dir)):
+        return read()
+    with alone(_record(path, cache_dir), stopped):
         known = remembered_digest(path, cache_dir)
         if known is not None:
             return known
-        digest = file_sha256(Path(path))
+        digest = read()
         if file_state(path) == state:
             value = {"path": os.path.abspath(path), "state": state, "sha256": digest}
             with suppress(StorageError):  # a convenience; that the cache cannot be written is said where it matters
@@ -82,12 +88,17 @@ def _record(path: str, cache_dir: Path) -> Path:
 
 
 @contextmanager
-def alone(record: Path) -> Iterator[None]:
-    """Hold a record's lock; where there can be none, go on without."""
-    lock = FileLock(f"{record}.lock")
+def alone(record: Path, stopped: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Hold a record's lock; where there can be none, go on without. Raises CancelledError once `stopped` says so while
+    another has it."""
+    lock = FileLock(f"{record}.lock", timeout=-1 if stopped is None else _LOOK_SECONDS)
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        while not lock.is_locked:
+            if stopped is not None and stopped():
+                raise CancelledError
+            with suppress(Timeout):
+                lock.acquire()
     except OSError:
         yield
         return
