@@ -1,9 +1,10 @@
-"""Task dpo beside TRL's DPOTrainer: the same adapter, rows, order and batches, step by step.
+"""Task dpo beside TRL's DPOTrainer: the same adapter or weights, rows, order and batches, step by step.
 
-    .venv/bin/python benchmarks/preferences.py --trl-python .venv-bench/bin/python [--model DIR]
+    .venv/bin/python benchmarks/preferences.py --trl-python .venv-bench/bin/python [--model DIR] [--full]
 
 Prints a table of both for benchmarks/README.md. Without a model it is a tiny one with random weights. Rows are made up,
-adapters begin from the same values, dropout is off, and both compute in float32.
+adapters begin from the same values, dropout is off, and both compute in float32. In full, TRL copies the model for its
+reference.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROWS, EPOCHS, SIZE, BETA, RATE = 32, 3, 8, 0.5, 2e-3
+ROWS, EPOCHS, SIZE, BETA = 32, 3, 8, 0.5
+RATES = {"adapters": 2e-3, "full": 5e-5}
 STEPS = ROWS // SIZE * EPOCHS
 OF_STEP = {
     "loss": "loss",
@@ -38,7 +40,7 @@ def make_rows() -> list[dict[str, str]]:
     ]
 
 
-def ours(work: Path, model: Path) -> list[dict[str, Any]]:
+def ours(work: Path, model: Path, *, full: bool) -> list[dict[str, Any]]:
     """Train, and leave the adapter as it began, and the rows in the order of steps. Returns metrics.jsonl."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -58,19 +60,20 @@ def ours(work: Path, model: Path) -> list[dict[str, Any]]:
             "dpo": {"beta": BETA},
             "model": {"name": str(model), "dtype": "float32"},
             "data": {"train": str(work / "rows.jsonl")},
-            "lora": {"r": 8, "alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+            "lora": None if full else {"r": 8, "alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
             "train": {
                 "num_train_epochs": EPOCHS,
                 "global_batch_size": SIZE,
-                "learning_rate": RATE,
+                "learning_rate": RATES["full" if full else "adapters"],
                 "warmup_steps": 0,
             },
             "tracking": {"tensorboard": False},
             "output_dir": str(work / "runs"),
         }
     )
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    to_train(base, spec, base_name=str(model)).save_pretrained(work / "adapter")
+    if not full:
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        to_train(base, spec, base_name=str(model)).save_pretrained(work / "adapter")
     order = [int(row) for epoch in range(EPOCHS) for row in permutation(ROWS, seed=spec.train.seed, stream=epoch)]
     (work / "ordered.json").write_text(json.dumps([rows[row] for row in order]), encoding="utf-8")
     run(spec, RunOptions(log_level="WARNING"), None)
@@ -78,7 +81,7 @@ def ours(work: Path, model: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def theirs(work: Path, model: Path) -> None:
+def theirs(work: Path, model: Path, *, full: bool) -> None:
     """In TRL's environment: print what it logs of each step, with the seconds that the step took."""
     import time
 
@@ -108,7 +111,7 @@ def theirs(work: Path, model: Path) -> None:
         per_device_train_batch_size=SIZE,
         gradient_checkpointing=False,
         max_steps=STEPS,
-        learning_rate=RATE,
+        learning_rate=RATES["full" if full else "adapters"],
         lr_scheduler_type="linear",
         warmup_steps=0,
         max_grad_norm=1.0,
@@ -119,7 +122,7 @@ def theirs(work: Path, model: Path) -> None:
         disable_tqdm=True,
     )
     trainer = DPOTrainer(
-        model=PeftModel.from_pretrained(base, work / "adapter", is_trainable=True),
+        model=base if full else PeftModel.from_pretrained(base, work / "adapter", is_trainable=True),
         args=settings,
         train_dataset=Dataset.from_list(json.loads((work / "ordered.json").read_text(encoding="utf-8"))),
         processing_class=tokenizer,
@@ -157,10 +160,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trl-python", help="python of an environment with trl")
     parser.add_argument("--model", type=Path, help="model directory; default: a tiny one")
+    parser.add_argument("--full", action="store_true", help="all weights instead of adapters")
     parser.add_argument("--theirs", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.theirs is not None:
-        theirs(given.theirs, given.model)
+        theirs(given.theirs, given.model, full=given.full)
         return
     if given.trl_python is None:
         parser.error("--trl-python is needed")
@@ -168,8 +172,9 @@ def main() -> None:
         work = Path(temporary)
         os.environ["RANKZERO_CACHE"] = str(work / "cache")
         model = given.model or tiny_model(work / "model")
-        found = ours(work, model)
+        found = ours(work, model, full=given.full)
         command = [given.trl_python, __file__, "--theirs", str(work), "--model", str(model)]
+        command += ["--full"] if given.full else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])

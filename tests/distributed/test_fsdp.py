@@ -41,6 +41,7 @@ OTHER_TASKS: dict[str, dict[str, Any]] = {
     "moe": {},
     "moe in 4 bits": {"model__quantization": "nf4"},
     "dpo with a head of its own": {"lora__modules_to_save": ["lm_head"], "train__gradient_checkpointing": True},
+    "dpo of all weights": {"lora": None},
 }
 IN_BFLOAT16: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("llama", {"lora": None}),
@@ -324,3 +325,15 @@ def test_the_loss_of_some_targets_at_a_time_is_that_of_all(
     for found, wanted in zip(metrics(spec), metrics(whole), strict=True):
         for name in found.keys() & {"loss", "grad_norm", "eval_loss"}:
             assert found[name] == pytest.approx(wanted[name], rel=LOSS_TOLERANCE), f"{name}, step {found['step']}"
+
+
+@pytest.mark.faults
+def test_preferences_of_all_weights_go_on_from_a_stop(tmp_path: Path) -> None:
+    """Compared with the weights that the run began with, which no checkpoint holds."""
+    small: dict[str, Any] = {"rows": 24, "train__sharding": "fsdp", "train__num_train_epochs": 1}
+    whole, cut = (task_spec("dpo in full", tmp_path / name, **small) for name in ("whole", "cut"))
+    run(whole)
+    run(cut, Ordeal(stop_in_step=2))
+    run(cut)
+    assert len(metrics(whole)) == 3 and without_clock(metrics(cut)) == without_clock(metrics(whole))
+    assert_same_state(final_state(cut), final_state(whole))

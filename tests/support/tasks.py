@@ -13,13 +13,13 @@ from tests.support.recipes import sentiment_rows
 from tests.support.runs import small_spec
 from tests.support.tiny import preference_rows, write_jsonl
 
-TASKS = ("classify", "vision", "nf4", "moe", "dpo")
-_MODELS = {"classify": "distilbert", "vision": "qwen3_vl", "nf4": "qwen3", "moe": "qwen3_moe", "dpo": "qwen3"}
+TASKS = ("classify", "vision", "nf4", "moe", "dpo", "dpo in full")
+_MODELS = {"classify": "distilbert", "vision": "qwen3_vl", "nf4": "qwen3", "moe": "qwen3_moe"}
 
 
 def task_spec(task: str, root: Path, *, dropout: float = 0.1, rows: int = 30, **changes: Any) -> RunSpec:
     """A run of 12 steps below `root`; `changes` are dotted with `__`."""
-    model = save(_MODELS[task], root / "model")
+    model = save(_MODELS.get(task, "qwen3"), root / "model")
     if task == "classify":
         _set_dropout(model, dropout)
         changes = {"task": "classify", "lora": None, **_files(root, sentiment_rows(rows + 7), rows), **changes}
@@ -31,7 +31,8 @@ def task_spec(task: str, root: Path, *, dropout: float = 0.1, rows: int = 30, **
         changes = {"model__quantization": "nf4", **changes}
     elif task == "moe":
         changes = {"train__parts": ["language", "router"], "train__router_aux_loss_coef": 0.5, **changes}
-    elif task == "dpo":
+    elif task.startswith("dpo"):
+        changes = {**({"lora": None} if task == "dpo in full" else {}), **changes}
         files = _files(root, preference_rows(rows + 7), rows)
         changes = {"task": "dpo", "dpo": {"beta": 0.5}, **files, "train__learning_rate": 0.002, **changes}
     if changes.get("lora", {}) is not None:

@@ -3,14 +3,15 @@
     reward = beta x (log p(answer) - log p_reference(answer)), both sums over the answer's trained tokens
 
 (Rafailov et al., "Direct Preference Optimization", 2023, section 4). The reference is the model without its adapters,
-in a pass of its own ahead of the one that trains. What a task makes of the rewards is its own loss; its gradient with
-respect to them says how much each token's cross entropy counts, so that nothing is asked of a model but that: logits of
-some targets at a time, whatever spreads the weights.
+or with the weights that it began with, in a pass of its own ahead of the one that trains. What a task makes of the
+rewards is its own loss; its gradient with respect to them says how much each token's cross entropy counts, so that
+nothing is asked of a model but that: logits of some targets at a time, whatever spreads the weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from rankzero.data.batches.collators.text import MicroBatch
 from rankzero.engine.heads import LossSum, Predicted, SupervisedHead, weighted_cross_entropy
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.reference_weights import ReferenceWeights
 from rankzero.model.cross_entropy import target_log_probs
 from rankzero.model.lora import adapted_layers, base_alone
 
@@ -26,9 +28,12 @@ class PreferenceHead:
     """Of each row of a pass the reward of its better answer and that of its worse one."""
 
     def __init__(self, answers: SupervisedHead, parallel: Parallel, *, beta: float) -> None:
+        """The model of `parallel` is the reference as it is now."""
         self._answers, self._beta = answers, beta
         self._module = parallel.module
-        self._layers = adapted_layers(parallel.module)
+        layers = adapted_layers(parallel.module)
+        kept = None if layers else ReferenceWeights(parallel.module)
+        self._as_reference = partial(base_alone, layers) if kept is None else kept.in_place
 
     def logits(self, batch: MicroBatch) -> torch.Tensor:
         """Of the pass's trained tokens."""
@@ -55,11 +60,11 @@ class PreferenceHead:
         return told
 
     def _reference(self, batch: MicroBatch) -> torch.Tensor:
-        """Log probabilities of the pass's answers without adapters and dropout."""
+        """Log probabilities of the pass's answers by the reference, without dropout."""
         trains = self._module.training  # of what is around it, DeepSpeed's engine say, this need not be so
         self._module.eval()
         try:
-            with torch.no_grad(), base_alone(self._layers):
+            with torch.no_grad(), self._as_reference():
                 return log_probs(self._answers.predict(batch), batch)
         finally:
             self._module.train(trains)

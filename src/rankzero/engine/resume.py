@@ -124,7 +124,7 @@ def check_same_run(
             continue
         if name == "model" and spec.model.trust_remote_code:
             words += " or its own code"
-        elif name == "model" and spec.lora is None:
+        elif name == "model" and spec.lora is None and not spec.keeps_reference:
             hint = "undo it: in a full fine-tune all weights are the checkpoint's, and other ones would have no effect"
             problems.append(Problem(f"{words} changed since the checkpoint", name, hint))
             continue

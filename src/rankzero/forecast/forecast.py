@@ -154,6 +154,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
     activations could stay, they are recomputed if larger passes, which gather weights less often, make that faster by
     far. Raises ConfigError where a single process is to offload and cannot."""
     slices, train = spec.train.context_parallel, spec.train
+    facts = replace(facts, keeps_reference=spec.keeps_reference)
     max_length = -(-spec.row_length // slices)
     trained_share = min(1.0, rows.trained_share * slices)  # all that is trained of a row may lie on one process
     sharding = choose_sharding(train, max_length, facts, place.limit, place.world_size)

@@ -109,6 +109,8 @@ class ModelFacts:
     """Trained weights behind the decoder: of the head, of a copy of it, of adapters or single rows on it."""
     head_copied: int = 0
     """Weights of a head that every pass copies: with trained rows in it, or rounded for products."""
+    keeps_reference: bool = False
+    """Whether trained weights lie there as they were before training, too (engine/reference_weights.py)."""
     head_alone: bool = True
     """Whether nothing behind the decoder has weights but the head: no copy of it (`lora.modules_to_save`) above all."""
 

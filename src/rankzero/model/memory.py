@@ -159,7 +159,8 @@ def state_bytes(
 def state_parts(
     train: TrainSpec, facts: ModelFacts, sharding: Sharding, world_size: int, *, offload: bool = True
 ) -> dict[str, float]:
-    """Bytes of weights, their copies in the precision of products, gradients and the optimizer's state, by these names.
+    """Bytes of weights, their copies in the precision of products, what they are compared with as they were, gradients
+    and the optimizer's state, by these names.
 
     With what sharding has whole at a time, its buffers, and the weight that is unpacked. `offload`: whether
     train.offload takes anything off the device.
@@ -185,9 +186,10 @@ def state_parts(
     elif not section.divides and facts.float32_masters and not facts.adapters:
         copies = float(facts.trainable * facts.compute_bytes)
         frozen *= 1 if facts.float16 else facts.compute_bytes / 4  # engine/parallel/masters.py
+    reference = (copies or weights) if facts.keeps_reference else 0.0
     weights += frozen
     if "weights" in section.divides:
-        weights /= world_size
+        weights, reference = weights / world_size, reference / world_size
     if "gradients" in section.divides and (section.divides_adapters_gradients or not facts.adapters):
         gradients /= world_size
         if _in_bfloat16(facts) and not section.own_masters:
@@ -197,12 +199,13 @@ def state_parts(
     if kept_off != "none":
         gradients = optimizer = 0.0
     if kept_off == "all":
-        weights = 0.0
+        weights = reference = 0.0
     whole = 0.0 if section.whole_weights else _whole_bytes(facts)
     buckets = DEEPSPEED_BUCKETS if section.buckets else 0.0
     return {
         "weights": weights,
         "copies": copies,
+        "reference": reference,
         "gradients": gradients,
         "optimizer": optimizer,
         "gathered": whole,

@@ -122,13 +122,14 @@ def _fits_the_task(spec: RunSpec) -> list[Problem]:
 
 
 def _preferences_have_a_reference(spec: RunSpec) -> list[Problem]:
-    """What a task that compares the model with its reference, itself without adapters, does not work with."""
+    """What a task that compares the model with its reference, itself before it was trained, does not work with."""
     if spec.task_section.trains != "preferences":
         return []
     problems = []
-    if spec.lora is None:
-        what = f"task {spec.task} keeps the model to its reference, itself without adapters"
-        problems.append(Problem(what, "lora", "write a lora section: lora: {} for the defaults"))
+    if spec.keeps_reference and sharding_section(spec.train.sharding).reads_deepspeed_file:
+        what = f"a full fine-tune of task {spec.task} has a reference beside its weights, and DeepSpeed spreads none"
+        hint = "take train.sharding: fsdp, or write a lora section: lora: {} for the defaults"
+        problems.append(Problem(what, "train.sharding", hint))
     if spec.train.expert_parallel > 1:
         what = f"expert_parallel is for task {task_that(trains='answers')}"
         problems.append(Problem(what, "train.expert_parallel", "leave it out"))
@@ -323,7 +324,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("data.eval",), _weights_of_epochs),
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "dpo", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
-    (("task", "lora", "train.expert_parallel", "train.parts"), _preferences_have_a_reference),
+    (("task", "lora", "train.sharding", "train.expert_parallel", "train.parts"), _preferences_have_a_reference),
     (("task", "data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
     (
         (

@@ -220,7 +220,7 @@ class TrainSpec(Section):
     micro_batch_tokens: Literal["auto"] | PositiveInt = "auto"
     """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
-    """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune; 1e-5 for task dpo."""
+    """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune; 1e-5 and 1e-6 for task dpo."""
     lr_scheduler_type: LearningRateShape = "linear"
     """Shape after warm-up; linear and cosine fall towards zero, which the step after the last one would have."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0.03
@@ -363,6 +363,11 @@ class RunSpec(Section):
     def beta(self) -> float:
         """Of task dpo."""
         return (self.dpo or DpoSpec()).beta
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether trained weights are compared with what they were, which then lies beside them."""
+        return self.task_section.trains == "preferences" and self.lora is None
 
     @property
     def row_length(self) -> int:

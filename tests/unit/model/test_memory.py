@@ -105,6 +105,25 @@ def test_state_of_a_full_fine_tune_over_eight_processes(sharding: Any, train: An
     assert state_bytes(spec.train, llama_8b(spec), sharding, 8) == expected
 
 
+@pytest.mark.parametrize(
+    ("sharding", "train", "more"),
+    [
+        ("ddp", {}, 2 * N),
+        ("ddp", {"master_weights": "kahan"}, 2 * N),
+        ("fsdp", {}, 4 * N / 8),
+        ("fsdp", {"master_weights": "kahan"}, 2 * N / 8),
+        ("fsdp", {"sharding": "fsdp", "offload": "all"}, 0),
+    ],
+)
+def test_a_reference_lies_beside_what_is_computed_with(sharding: Any, train: Any, more: float) -> None:
+    spec = full(**train)
+    facts = llama_8b(spec)
+    without, beside = (
+        state_bytes(spec.train, replace(facts, keeps_reference=kept), sharding, 8) for kept in (False, True)
+    )
+    assert beside - without == more
+
+
 def test_offloading_frees_nothing_where_the_device_is_the_machine() -> None:
     spec = full(sharding="fsdp", offload="all")
     assert state_bytes(spec.train, llama_8b(spec), "fsdp", 8, offload=False) == (4 + 4 + 8) * N / 8 + WHOLE

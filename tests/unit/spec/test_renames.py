@@ -108,7 +108,7 @@ def test_targets_of_the_cluster_spec_exist() -> None:
         ("dpo.loss_type", "-log sigmoid of the difference of the rewards; no other", ""),
         ("pref_ftx", "none added to it", ""),
         ("dpo.label_smoothing", "not available", ""),
-        ("ref_model", "the model of model.name itself, without its adapters", ""),
+        ("ref_model", "the model of model.name itself, before it is trained", ""),
         ("precompute_ref_log_probs", "no second model is loaded", ""),
         ("sync_ref_model", "from first step to last", ""),
         ("max_prompt_length", "of each sequence, which is the prompt with one answer", "data.max_length"),

@@ -1,0 +1,139 @@
+"""A full fine-tune by preferences is compared with the model that it began with, whatever has become of it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
+from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.parallel.replicas import Replicated
+from rankzero.engine.preferences import PreferenceHead, log_probs
+from rankzero.engine.tasks.dpo import TASK
+from tests.support.runs import metrics, run_here
+from tests.support.tasks import task_spec
+from tests.unit.engine.test_preferences import BETA, Pairs, gradients
+from tests.unit.model.packed import collated, tiny
+
+
+def of(model: Any) -> PreferenceHead:
+    alone = cast(Parallel, SimpleNamespace(model=model, module=model))
+    return PreferenceHead(SupervisedHead(model, model, in_parts=True), alone, beta=BETA)
+
+
+def trained_a_little(model: Any) -> None:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+
+
+def bits(model: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("collator", [PaddedText(), PackedText()], ids=["padded", "end to end"])
+def test_loss_and_gradients_are_those_of_the_formula(collator: PaddedText | PackedText) -> None:
+    """Each answer's probability by a model that nothing has happened to, differentiated by torch."""
+    model = tiny("llama", vocab_size=99)
+    before, head = deepcopy(model), of(model)
+    trained_a_little(model)
+    batch, mine = collated(Pairs(), collator), bits(model)
+
+    def log_prob(of_model: Any) -> torch.Tensor:
+        logits_NV = of_model(**batch.inputs, use_cache=False).logits.flatten(0, 1)[batch.predicts_N]
+        of_tokens_N = -torch.nn.functional.cross_entropy(logits_NV.float(), batch.targets_N, reduction="none")
+        return torch.stack([of_tokens_N[batch.answer_N == answer].sum() for answer in range(8)]).view(-1, 2)
+
+    with torch.no_grad():
+        reference = log_prob(before)
+    rewards = BETA * (log_prob(model) - reference)
+    wanted = -torch.nn.functional.logsigmoid(rewards[:, 0] - rewards[:, 1]).sum()
+    of_formula = gradients(model, wanted)
+    found = head.loss_sum(batch, TASK.loss_sum)
+    of_ours = gradients(model, found)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5) and abs(found.item() - 4 * 0.693) > 0.01
+    assert equal(bits(model), mine) and of_ours.keys() == of_formula.keys()
+    for name, value in of_formula.items():
+        torch.testing.assert_close(of_ours[name], value, rtol=1e-4, atol=2e-6 * float(value.abs().max()) + 1e-9)
+
+
+def test_in_16_bits_no_pass_computes_with_what_another_has_cast() -> None:
+    """Casts of weights that are trained are kept as long as autocast lasts, which may be for several passes."""
+    model = tiny("llama", vocab_size=99)
+    head, batch = of(model), collated(Pairs(), PaddedText())
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            first = log_probs(head._answers.predict(batch), batch)
+        assert torch.equal(head._reference(batch), first)
+        trained_a_little(model)
+        head.loss_sum(batch, TASK.loss_sum).backward()
+        assert torch.equal(head._reference(batch), first), "of weights that have changed since"
+        with torch.no_grad():
+            now = log_probs(head._answers.predict(batch), batch)
+    assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in model.parameters())
+    assert (now - first).abs().max() > 1
+
+
+def test_a_replica_s_rounded_weights_come_back_behind_each_step() -> None:
+    """In bfloat16 with float32 masters: what is computed with are copies."""
+    model = tiny("llama", vocab_size=99)
+    parallel = Replicated(
+        *(model, lambda named: torch.optim.SGD(named.values(), lr=0.01)),
+        world=World(),
+        device=Device("cpu"),
+        dtype=torch.bfloat16,
+    )
+    head = PreferenceHead(SupervisedHead(model, model, in_parts=True), parallel, beta=BETA)
+    batch, losses = collated(Pairs(), PaddedText()), []
+    with torch.no_grad():
+        first = log_probs(head._answers.predict(batch), batch)
+    for _ in range(3):
+        loss = head.loss_sum(batch, TASK.loss_sum)
+        parallel.backward(loss / 4, last=True)
+        parallel.reduce_gradients(1.0)
+        parallel.step()
+        parallel.zero_grad()
+        losses.append(loss.item())
+        assert torch.equal(head._reference(batch), first)
+        for master, computed in parallel._masters.computed.items():
+            assert computed.dtype is torch.bfloat16 and torch.equal(master.to(torch.bfloat16), computed)
+    assert losses[0] == pytest.approx(4 * 0.6931, rel=1e-3) and losses[2] < losses[0] - 0.1
+
+
+def test_weights_are_back_where_the_reference_fails() -> None:
+    model, batch = tiny("llama", vocab_size=99), collated(Pairs(), PaddedText())
+    head = of(model.train())
+    trained_a_little(model)
+    mine, reference = bits(model), head._reference(batch)
+
+    def fail(_module: Any, _inputs: Any) -> None:
+        raise MemoryError
+
+    handle = model.model.layers[1].register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        head.loss_sum(batch, TASK.loss_sum)
+    handle.remove()
+    assert model.training and equal(bits(model), mine)
+    assert torch.equal(head._reference(batch), reference)
+
+
+def test_the_first_step_prefers_nothing_and_the_last_one_does(tmp_path: Any) -> None:
+    spec = task_spec("dpo in full", tmp_path, eval={"on_start": True, "every": 12})
+    report = run_here(spec)
+    lines = metrics(spec)
+    assert lines[0]["step"] == 0 and lines[0]["reward_chosen"] == lines[0]["reward_rejected"] == 0
+    assert lines[1]["loss"] == pytest.approx(0.693147, abs=1e-6)
+    assert report["reward_margin"] > 0.1 and report["eval_loss"] < 0.65
