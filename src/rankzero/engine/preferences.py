@@ -10,6 +10,7 @@ nothing is asked of a model but that: logits of some targets at a time, whatever
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from rankzero.data.batches.collators.text import MicroBatch
 from rankzero.engine.heads import LossSum, Predicted, SupervisedHead, weighted_cross_entropy
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.reference_weights import ReferenceWeights
+from rankzero.model.block_attention import as_trained
 from rankzero.model.cross_entropy import target_log_probs
 from rankzero.model.lora import adapted_layers, base_alone
 
@@ -63,8 +65,9 @@ class PreferenceHead:
         """Log probabilities of the pass's answers by the reference, without dropout."""
         trains = self._module.training  # of what is around it, DeepSpeed's engine say, this need not be so
         self._module.eval()
+        alike = as_trained() if torch.is_grad_enabled() else nullcontext()
         try:
-            with torch.no_grad(), self._as_reference():
+            with alike, torch.no_grad(), self._as_reference():
                 return log_probs(self._answers.predict(batch), batch)
         finally:
             self._module.train(trains)

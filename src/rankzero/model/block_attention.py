@@ -9,6 +9,7 @@ computed as transformers' "sdpa" computes it. Knows tensors; nothing of which mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -59,9 +60,27 @@ def attention(
     return attend(query, key, value, scale, (0, query.shape[2])).transpose(1, 2).contiguous(), None
 
 
+class _Passes:
+    """What holds for passes at the moment; a plain value, which a compiled block can look at."""
+
+    as_trained = False
+
+
+@contextmanager
+def as_trained() -> Iterator[None]:
+    """Within the block a pass that asks for no gradients attends as one that does: two that are compared with each
+    other should round alike."""
+    before, _Passes.as_trained = _Passes.as_trained, True
+    try:
+        yield
+    finally:
+        _Passes.as_trained = before
+
+
 def made_for(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `attend` may be called, and is the fastest."""
-    trained = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    """Whether `attend` may be called, and is the fastest or wanted."""
+    asked = query.requires_grad or key.requires_grad or value.requires_grad
+    trained = (torch.is_grad_enabled() and asked) or _Passes.as_trained
     where = query.device.type == "cpu" and query.dtype is torch.bfloat16
     return trained and where and query.shape[2] == key.shape[2] and query.shape[1] % key.shape[1] == 0
 

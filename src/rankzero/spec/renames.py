@@ -45,9 +45,7 @@ _SIGMOID = (
 )
 _OF_PREFERENCES = "of preferences the loss is that of task dpo alone: orpo, simpo, cpo and ipo have others"
 _REFERENCE = "not needed: the reference of task dpo is the model of model.name itself, before it is trained"
-_REFERENCE_STAYS = (
-    "not available: the reference of task dpo is the first model from first step to last"
-)
+_REFERENCE_STAYS = "not available: the reference of task dpo is the first model from first step to last"
 _COMPUTED_ALONG = "not needed: the reference has a pass ahead of the one that trains, and no second model is loaded"
 _EACH_SEQUENCE = "of each sequence, which is the prompt with one answer; there is no other limit"
 _EVERY = "`epoch`, or a number of steps"

@@ -148,18 +148,24 @@ def test_in_16_bits_weights_that_are_trained_get_gradients_in_each_pass() -> Non
         assert all(gradient.abs().max() > 0 for gradient in found.values())
 
 
-def test_new_adapters_have_gained_nothing() -> None:
-    """Bit for bit, though adapters are computed in one way and their base alone in another."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["adapters", "full"])
+def test_a_model_that_begins_has_gained_nothing(method: str, dtype: torch.dtype) -> None:
+    """Bit for bit, though adapters are computed in one way and their base alone in another, and a CPU attends in
+    bfloat16 otherwise where gradients are asked for."""
     torch.manual_seed(2)
-    model = get_peft_model(tiny("llama", vocab_size=99), LoraConfig(r=4, target_modules="all-linear"))
-    fuse_adapters(model)
+    model = tiny("llama", vocab_size=99).to(dtype)
+    if method == "adapters":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+        fuse_adapters(model)
     seen: list[torch.Tensor] = []
 
     def of_rewards(rewards_P2: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         seen.append(rewards_P2.detach().clone())
         return TASK.loss_sum(rewards_P2, batch)
 
-    loss = head_of(model.train()).loss_sum(collated(Pairs(), PackedText()), of_rewards)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = head_of(model.train()).loss_sum(collated(Pairs(), PackedText()), of_rewards)
     assert torch.equal(seen[0], torch.zeros(4, 2))
     assert loss.item() == pytest.approx(4 * np.log(2), rel=1e-5)
 
