@@ -154,4 +154,4 @@ def _with_adapters(facts: ModelFacts) -> ModelFacts:
     if facts.experts is not None:
         held = facts.experts.weights * facts.compute_bytes
         changes["experts"] = replace(facts.experts, trained=False, bytes=held)
-    return replace(facts, adapters=True, trainable=trainable, **changes)
+    return replace(facts, adapters=True, keeps_reference=False, trainable=trainable, **changes)

@@ -186,7 +186,9 @@ def state_parts(
     elif not section.divides and facts.float32_masters and not facts.adapters:
         copies = float(facts.trainable * facts.compute_bytes)
         frozen *= 1 if facts.float16 else facts.compute_bytes / 4  # engine/parallel/masters.py
-    reference = (copies or weights) if facts.keeps_reference else 0.0
+    reference = 0.0
+    if facts.keeps_reference:  # of what is computed with, which in float16 is rounded in each pass
+        reference = copies if copies and not facts.float16 else weights
     weights += frozen
     if "weights" in section.divides:
         weights, reference = weights / world_size, reference / world_size
@@ -199,7 +201,7 @@ def state_parts(
     if kept_off != "none":
         gradients = optimizer = 0.0
     if kept_off == "all":
-        weights = reference = 0.0
+        weights = 0.0
     whole = 0.0 if section.whole_weights else _whole_bytes(facts)
     buckets = DEEPSPEED_BUCKETS if section.buckets else 0.0
     return {

@@ -165,13 +165,18 @@ def _sharding_options(spec: RunSpec) -> list[Problem]:
     sharding, offload = spec.train.sharding, spec.train.offload
     problems = []
     section = sharding_section(sharding)
-    if offload in section.refused_offload:
+    if spec.keeps_reference and offload != "none":
+        what = f"a full fine-tune of task {spec.task} offloads nothing: its weights and what they were change places"
+        hint = "leave it out; train.sharding: fsdp over more processes, or a lora section, takes less memory"
+        problems.append(Problem(what, "train.offload", hint))
+    elif offload in section.refused_offload:
         what, hint = section.refused_offload[offload]
         problems.append(Problem(what.format(sharding=sharding), "train.offload", hint))
     if spec.train.deepspeed is not None and not section.reads_deepspeed_file:
         able = " or ".join(name for name, other in SHARDINGS.items() if other.reads_deepspeed_file)
         what = f"a DeepSpeed file is not used by {sharding}"
-        problems.append(Problem(what, "train.deepspeed", f"set train.sharding to {able}"))
+        hint = "leave it out" if spec.keeps_reference else f"set train.sharding to {able}"
+        problems.append(Problem(what, "train.deepspeed", hint))
     return problems
 
 
@@ -334,7 +339,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
         _streams,
     ),
     (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
-    (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
+    (("task", "lora", "train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),
     (
         ("train.context_parallel", "task", "train.padding_free", "model.attention", "train.torch_compile"),

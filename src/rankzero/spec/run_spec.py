@@ -198,7 +198,7 @@ class DpoSpec(Section):
     """Direct preference optimisation: the better answer of each row becomes likelier against the worse one."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """How closely the model is kept to its reference, itself without the adapters: an answer's reward is beta × log of
+    """How closely the model is kept to its reference, itself before its first step: an answer's reward is beta × log of
     how much likelier it has become. The lower, the further it may go."""
 
 
@@ -334,7 +334,7 @@ class RunSpec(Section):
     """Name of the run and of its directory. Absent: made from model, method and a hash of the spec."""
     task: Task = "sft"
     """sft: fine-tune a language or vision-language model on its answers; classify: put texts into classes; dpo: prefer
-    the chosen of two answers to the rejected one, with adapters."""
+    the chosen of two answers to the rejected one."""
     model: ModelSpec
     data: DataSpec
     lora: LoraSpec | None = None

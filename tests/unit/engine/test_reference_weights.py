@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,9 +16,14 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.parallel.masters import copies_in
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.preferences import PreferenceHead, log_probs
+from rankzero.engine.reference_weights import ReferenceWeights
 from rankzero.engine.tasks.dpo import TASK
+from rankzero.model.memory import state_parts
+from rankzero.model.shapes import model_facts
+from rankzero.spec.run_spec import TrainSpec
 from tests.support.runs import metrics, run_here
 from tests.support.tasks import task_spec
 from tests.unit.engine.test_preferences import BETA, Pairs, gradients
@@ -128,6 +134,24 @@ def test_weights_are_back_where_the_reference_fails() -> None:
     handle.remove()
     assert model.training and equal(bits(model), mine)
     assert torch.equal(head._reference(batch), reference)
+
+
+@pytest.mark.parametrize("master_weights", ["float32", "kahan"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_plan_counts_what_is_kept(dtype: torch.dtype, master_weights: str) -> None:
+    train = TrainSpec.model_validate({"master_weights": master_weights})
+    in_bfloat16 = dtype is torch.bfloat16 and master_weights == "kahan"
+    model = tiny("llama", vocab_size=99).to(torch.bfloat16 if in_bfloat16 else torch.float32)
+    facts = model_facts(model, model.config, dtype, quantization="none", use="writes")
+    replica = Replicated(
+        *(model, lambda named: torch.optim.SGD(named.values())),
+        world=World(),
+        device=Device("cpu"),
+        dtype=copies_in(model, dtype),
+    )
+    kept = ReferenceWeights(replica.module)._kept.values()
+    parts = state_parts(train, replace(facts, keeps_reference=True), "ddp", 1)
+    assert parts["reference"] == sum(tensor.nbytes for tensor in kept)
 
 
 def test_the_first_step_prefers_nothing_and_the_last_one_does(tmp_path: Any) -> None:

@@ -112,7 +112,6 @@ def test_state_of_a_full_fine_tune_over_eight_processes(sharding: Any, train: An
         ("ddp", {"master_weights": "kahan"}, 2 * N),
         ("fsdp", {}, 4 * N / 8),
         ("fsdp", {"master_weights": "kahan"}, 2 * N / 8),
-        ("fsdp", {"sharding": "fsdp", "offload": "all"}, 0),
     ],
 )
 def test_a_reference_lies_beside_what_is_computed_with(sharding: Any, train: Any, more: float) -> None:

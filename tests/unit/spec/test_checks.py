@@ -46,6 +46,9 @@ def spec(**sections: Any) -> RunSpec:
         ({"train": SHARED, **DPO}, "train.context_parallel", "is for task sft"),
         ({"train": OWN, **DPO}, "train.expert_parallel", "is for task sft"),
         ({"task": "dpo", "train": {"sharding": "zero3"}}, "train.sharding", "a reference beside its weights"),
+        ({"task": "dpo", "train": {"sharding": "fsdp", "offload": "all"}}, "train.offload", "offloads nothing"),
+        ({"task": "dpo", "train": {"offload": "optimizer"}}, "train.offload", "offloads nothing"),
+        ({"task": "dpo", "train": {"deepspeed": "d.json"}}, "train.deepspeed", "is not used by auto"),
         ({"task": "dpo", "train": {"sharding": "zero2"}}, "train.sharding", "a reference beside its weights"),
         ({"train": {"parts": ["language", "router"]}, **DPO}, "train.parts", "trains no routers"),
         ({"train": {"parts": ["language", "vision_tower"]}, **DPO}, "train.parts", "trains no vision towers"),
@@ -95,12 +98,20 @@ def test_only_training_has_weights_of_sources() -> None:
         {"model": HALF, "train": {"sharding": "fsdp"}},
         {"model": HALF, "lora": {}, "train": {"optimizer": "adamw_8bit"}},
         {"data": {"train_on": "last_turn", "chat_template_kwargs": {"enable_thinking": False, "documents": [{}]}}},
+        {"task": "dpo"},
+        {"task": "dpo", "train": {"sharding": "fsdp"}},
         {"lora": {"target_modules": ["q_proj"]}},
         {"lora": {"target_modules": "all-linear", "use_dora": True, "dropout": 0.1}},
     ],
 )
 def test_no_contradictions(sections: dict[str, Any]) -> None:
     assert check(spec(**sections)) == []
+
+
+@pytest.mark.parametrize("train", [{"sharding": "zero3"}, {"offload": "all"}, {"deepspeed": "d.json"}], ids=str)
+def test_no_hint_for_preferences_in_full_names_what_is_refused_next(train: dict[str, Any]) -> None:
+    problems = check(spec(task="dpo", train=train))
+    assert problems and not any("zero" in problem.hint or "DeepSpeed" in problem.hint for problem in problems)
 
 
 @pytest.mark.parametrize("doubtful", ["data.eval", "data.eval.fraction", "data", "data.eval[0].path", "eval"])
