@@ -33,3 +33,12 @@ def test_losses_without_padding_are_those_of_padded_sdpa(tokens: int, tmp_path: 
     packed = losses(task_spec("dpo", tmp_path / "b", model__attention="varlen", **changes))
     assert len(packed) == 4 and packed == pytest.approx(padded, rel=1e-2)
     assert padded[-1] < padded[0]
+
+
+@needs_capability(8, 0)
+@pytest.mark.parametrize("master_weights", ["float32", "stochastic_rounding"])
+def test_all_weights_begin_as_their_own_reference_and_move_away_from_it(master_weights: str, tmp_path: Path) -> None:
+    changes = {**STEPS, "train__learning_rate": 1e-4, "train__master_weights": master_weights}
+    found = losses(task_spec("dpo in full", tmp_path, **changes))
+    assert len(found) == 4 and found[0] == pytest.approx(0.6931, abs=1e-3)
+    assert found[-1] < found[0] - 0.01
