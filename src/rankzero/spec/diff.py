@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rankzero.errors import Problem
 from rankzero.spec.fields import all_fields
 from rankzero.spec.renames import RENAMES
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import DpoSpec, RunSpec
 from rankzero.spec.unknown_keys import guess
 
 IDENTITIES = {
@@ -89,7 +89,7 @@ class Change:
 
 def compare(old: RunSpec, new: RunSpec) -> list[Change]:
     """All fields that differ, in the order of the spec."""
-    before, after = (dict(_leaves(spec, spec.model_dump(mode="json"))) for spec in (old, new))
+    before, after = (dict(_leaves(spec, spec.model_dump(mode="json"))) for spec in map(_said, (old, new)))
     fields = [*before, *(field for field in after if field not in before)]
     unused = _unused(old) & _unused(new)
     return [
@@ -97,6 +97,13 @@ def compare(old: RunSpec, new: RunSpec) -> list[Change]:
         for field in fields
         if before.get(field) != after.get(field)
     ]
+
+
+def _said(spec: RunSpec) -> RunSpec:
+    """With the section that may be absent and takes its defaults then."""
+    if spec.task_section.trains != "preferences":
+        return spec
+    return spec.model_copy(update={"dpo": spec.dpo or DpoSpec()})
 
 
 def identity_at(field: str) -> str | None:

@@ -31,6 +31,16 @@ def test_a_change_says_from_what_to_what() -> None:
     assert compare(old, new) == [Change("train.seed", 1, 2, harmless=False)]
 
 
+def test_preferences_at_their_defaults_are_those_that_nobody_wrote() -> None:
+    absent, empty, written, other = (
+        load_run_spec(None, [*BASE, "task=dpo", *more], env={}).spec
+        for more in ([], ["dpo={}"], ["dpo.beta=0.1"], ["dpo.beta=0.2"])
+    )
+    for one in (absent, empty, written):
+        assert compare(absent, one) == compare(one, absent) == [] and is_same_setting(one, absent)
+        assert compare(one, other) == [Change("dpo.beta", 0.1, 0.2, harmless=False)]
+
+
 @pytest.mark.parametrize(
     "override",
     [
