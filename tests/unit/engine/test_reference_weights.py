@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import PaddedText
@@ -21,10 +23,11 @@ from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.preferences import PreferenceHead, log_probs
 from rankzero.engine.reference_weights import ReferenceWeights
 from rankzero.engine.tasks.dpo import TASK
+from rankzero.errors import ConfigError, StoppedError
 from rankzero.model.memory import state_parts
 from rankzero.model.shapes import model_facts
 from rankzero.spec.run_spec import TrainSpec
-from tests.support.runs import metrics, run_here
+from tests.support.runs import log, metrics, run_here, stop_in
 from tests.support.tasks import task_spec
 from tests.unit.engine.test_preferences import BETA, Pairs, gradients
 from tests.unit.model.packed import collated, tiny
@@ -154,10 +157,25 @@ def test_the_plan_counts_what_is_kept(dtype: torch.dtype, master_weights: str) -
     assert parts["reference"] == sum(tensor.nbytes for tensor in kept)
 
 
-def test_the_first_step_prefers_nothing_and_the_last_one_does(tmp_path: Any) -> None:
+def test_the_first_step_prefers_nothing_and_the_last_one_does(tmp_path: Path) -> None:
     spec = task_spec("dpo in full", tmp_path, eval={"on_start": True, "every": 12})
     report = run_here(spec)
     lines = metrics(spec)
     assert lines[0]["step"] == 0 and lines[0]["reward_chosen"] == lines[0]["reward_rejected"] == 0
     assert lines[1]["loss"] == pytest.approx(0.693147, abs=1e-6)
     assert report["reward_margin"] > 0.1 and report["eval_loss"] < 0.65
+
+
+def test_another_base_is_another_reference(tmp_path: Path) -> None:
+    """Though all weights are the checkpoint's: it is asked whether the run is to be compared with it from now on."""
+    spec = task_spec("dpo in full", tmp_path, rows=24, train__num_train_epochs=1)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(2))
+    weights = Path(spec.model.name) / "model.safetensors"
+    save_file({name: 1.01 * tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    with pytest.raises(ConfigError) as refused:
+        run_here(spec)
+    (problem,) = (problem for problem in refused.value.problems if problem.where == "model")
+    assert "--allow-change model" in problem.hint
+    assert run_here(spec, allow_changes=("model",))["steps"] == 3
+    assert "weights changed; accepted by --allow-change model" in log(spec)
