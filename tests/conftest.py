@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from rankzero.cache import uses
+from rankzero.collector import look_as_usual, look_seldom
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -21,6 +22,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is imported; see
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a job that a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+look_seldom()  # while a million objects are made that stay: modules and what is collected of them
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end, in each of pytest-xdist's workers too."""
+    look_as_usual()
+
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
