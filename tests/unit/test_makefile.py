@@ -36,3 +36,19 @@ def test_all_tests_that_need_deepspeed_are_where_make_looks_for_them() -> None:
     ]
     assert "tests/distributed/test_zero.py" in marked
     assert [path for path in marked if not path.startswith(tuple(f"{name}/" for name in directories))] == []
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("linted", [0, 1])
+def test_no_test_runs_where_lint_fails(linted: int, tmp_path: Path) -> None:
+    """Though tests are collected beside it."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "ruff", "mypy", "lint-imports"):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/ran\n[ {name} != mypy ] || exit {linted}\n')
+        program.chmod(0o755)
+    for name in (".torch", ".dev"):
+        (tmp_path / name).touch()
+    done = subprocess.run(["make", "test", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = (tmp_path / "ran").read_text()
+    assert (done.returncode == 0, ran.count("--collect-only"), " and not slow" in ran) == (not linted, 1, not linted)
