@@ -78,7 +78,7 @@ def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **op
 def in_ranks(function: Callable[..., None], nproc: int, directory: Path, *arguments: Any) -> list[int]:
     """Call `function(directory, *arguments)` in `nproc` ranks on the CPU. Returns their exit codes: 0, or ours."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rankzero.engine.worker", "deepspeed", __name__])
+    context.set_forkserver_preload(["tests.support.warm", "deepspeed", __name__])
     ranks = [
         context.Process(target=_enter, args=(function, rank, nproc, directory, arguments)) for rank in range(nproc)
     ]
