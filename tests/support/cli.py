@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from dataclasses import dataclass
 
 import pytest
+import typer.main
 
 from rankzero.cli.main import main
+
+_PARSER = functools.cache(typer.main.get_command)
+"""Of all commands, made once and not for each line: that takes longer than many a command."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Cli:
         code = 0
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["rankzero", *shlex.split(line)])
+            patch.setattr(typer.main, "get_command", _PARSER)
             try:
                 main()
             except SystemExit as exit_:
