@@ -83,15 +83,13 @@ def test_a_run_that_trains_is_not_taken_for_warm_pods(cli: Cli, project: Path, d
     assert daemon.names() == {"rankzero-tiny-0", "rankzero-tiny-1"}
 
 
-@pytest.mark.parametrize("command", ["dev sync", "dev run --from {} -- true"])
-@pytest.mark.parametrize(("source", "what"), [("nope", "no such directory"), ("cluster.yaml", "no directory")])
-def test_a_directory_that_is_none_is_said_before_the_pods_are_asked(
-    cli: Cli, daemon: Daemon, command: str, source: str, what: str
-) -> None:
+def test_a_directory_that_is_none_is_said_before_the_pods_are_asked(cli: Cli, daemon: Daemon) -> None:
     cli("dev up")
     before = len(daemon.state["calls"])
-    done = cli(command.format(source) if "{}" in command else f"{command} --from {source}")
-    assert done.code == 2 and f"--from {source}: " in done.err and what in done.err, done.err
+    for source, what in (("nope", "no such directory"), ("cluster.yaml", "no directory")):
+        for command in (f"dev sync --from {source}", f"dev run --from {source} -- true"):
+            done = cli(command)
+            assert done.code == 2 and f"--from {source}: " in done.err and what in done.err, done.err
     assert len(daemon.state["calls"]) == before
 
 
