@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -25,9 +26,14 @@ from rankzero.model.load import empty_model
 from rankzero.model.shapes import model_facts
 from rankzero.spec.run_spec import RunSpec
 
-ROWS = gpu_cells.make_rows(gpu_cells.FULL, 100_000)
-TOKENS = [gpu_cells.TEMPLATE_TOKENS + sum(len(turn["content"].split()) for turn in row["messages"]) for row in ROWS]
 TRAINED = statistics.mean(gpu_cells.TRAINED_SHARE)
+
+
+@functools.cache
+def lengths() -> list[int]:
+    """Tokens of each of the rows that were measured."""
+    rows = gpu_cells.make_rows(gpu_cells.FULL, 100_000)
+    return [gpu_cells.TEMPLATE_TOKENS + sum(len(turn["content"].split()) for turn in row["messages"]) for row in rows]
 
 
 def measured() -> dict[tuple[str, str], float]:
@@ -65,9 +71,9 @@ def foretold(shape: str, method: str, root: Path) -> float:
         device_kind="cuda",
         trained_share=TRAINED,
     )
-    tokens = gpu_cells.FULL.batch * statistics.mean(TOKENS)
+    tokens = gpu_cells.FULL.batch * statistics.mean(lengths())
     # What attention sees is the row of a token, which is a long one more often than not.
-    row = sum(size * size for size in TOKENS) / sum(TOKENS)
+    row = sum(size * size for size in lengths()) / sum(lengths())
     device = find_device("NVIDIA H200")
     assert device is not None
     work = Work(tokens=tokens, passes=2.0, row=row, useful=tokens)
