@@ -15,7 +15,7 @@ import pytest
 
 from rankzero.errors import DataError, RankzeroError, StoppedError
 from rankzero.spec.run_spec import RunSpec
-from tests.support.forked import run_forked
+from tests.support.forked import fork_workers, run_forked
 from tests.support.runs import metrics, run_processes_here, run_root, small_spec
 
 pytestmark = [pytest.mark.distributed, pytest.mark.faults]
@@ -100,7 +100,10 @@ def test_a_killed_launcher_leaves_no_orphans(tmp_path: Path, tiny: Path) -> None
     assert not alive and len(gone) == 2
 
 
-def test_an_error_of_all_ranks_is_raised_once_with_its_kind(tmp_path: Path, tiny: Path) -> None:
+def test_an_error_of_all_ranks_is_raised_once_with_its_kind(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_workers(monkeypatch)
     spec = small_spec(tmp_path, tiny)
     Path(str(spec.data.train)).write_text('{"messages": []}\n')
     with pytest.raises(DataError, match=r"train.jsonl:1"):

@@ -25,6 +25,7 @@ from rankzero.engine.inputs import read_inputs
 from rankzero.model.load import load_model
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import fork_workers
 from tests.support.recipes import CASES, ON_THE_CLUSTER, Case, Inputs, model_of
 
 QUESTION = "Please tell me: prime?"
@@ -67,6 +68,7 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path, cli: Any, monkeypat
     line = " ".join(f"'{word}'" for word in (*case.overrides(), *named, *root, *inputs.overrides))
     done = cli(f"data check run.yaml {line}" + (" --images" if inputs.image else ""))
     assert done.code == 0, done.err
+    fork_workers(monkeypatch)
     done = cli(f"train run.yaml {line} --nproc-per-node {case.nproc} --json")
     assert done.code == 0, done.err
     report = json.loads(done.out)

@@ -10,17 +10,20 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankzero.launch.processes import TRAINS
 from rankzero.machine import CPU_FEATURES_VARIABLE
-from rankzero.run_dir.handover import read_payload
+from rankzero.run_dir.handover import PARENT_VARIABLE, read_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import require_told
@@ -75,10 +78,63 @@ def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **op
         )
 
 
-def in_ranks(function: Callable[..., None], nproc: int, directory: Path, *arguments: Any) -> list[int]:
-    """Call `function(directory, *arguments)` in `nproc` ranks on the CPU. Returns their exit codes: 0, or ours."""
+class ForkedWorker:
+    """What the product's own launcher starts as a process, forked instead: to `rankzero.launch.processes` it looks like
+    a `subprocess.Popen`. For tests in whose own process the launcher is, of runs that are not about how they start."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any, **_: object) -> None:
+        said = f"/proc/{os.getpid()}/fd/2" if stderr is None else stderr.name
+        self._process = _context().Process(target=_enter_worker, args=(command[-2:], env, stdout.name, said))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self) -> int | None:
+        self._process.join(SECONDS)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, number)
+
+
+def fork_workers(patch: pytest.MonkeyPatch) -> None:
+    """Have the launcher in this process fork its workers."""
+    known = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL)
+    patch.setattr("rankzero.launch.processes.subprocess", known)
+
+
+def _enter_worker(command: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
+    """As `python -m rankzero.start` would. The parent that it is to die with is the process that forks."""
+    from rankzero.engine.process import process
+    from rankzero.engine.worker import run
+
+    assert command[0] == TRAINS
+    os.setpgid(0, 0)
+    for number, path in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update({**env, PARENT_VARIABLE: str(os.getppid()), "CUDA_VISIBLE_DEVICES": ""})
+    sys.argv[:] = command
+    process(run)
+
+
+def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.warm", "deepspeed", __name__])
+    return context
+
+
+def in_ranks(function: Callable[..., None], nproc: int, directory: Path, *arguments: Any) -> list[int]:
+    """Call `function(directory, *arguments)` in `nproc` ranks on the CPU. Returns their exit codes: 0, or ours."""
+    context = _context()
     ranks = [
         context.Process(target=_enter, args=(function, rank, nproc, directory, arguments)) for rank in range(nproc)
     ]
