@@ -11,7 +11,7 @@ import pytest
 from rankzero.launch import hang, local, processes
 from rankzero.spec.run_options import RunOptions
 from tests.faults.injector import Fault, write_faults
-from tests.support.forked import run_forked
+from tests.support.forked import fork_workers, run_forked
 from tests.support.runs import metrics, run_root, small_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
@@ -34,6 +34,7 @@ def test_a_run_that_dies_is_suspended_and_hangs_ends_as_if_undisturbed(
         Fault("SIGSTOP", rank=0, step=8),
         Fault("holds the interpreter", rank=1, step=11),
     )
+    fork_workers(monkeypatch)
     options = RunOptions(log_level="WARNING")
     report = json.loads(local.run_processes(spec, options, 2, {**os.environ, **env}, max_restarts=5))
     assert report["steps"] == 12

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankzero.launch.processes import TRAINS
 from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.run_dir.handover import PARENT_VARIABLE, read_payload
 from rankzero.spec.run_options import RunOptions
@@ -84,7 +83,7 @@ class ForkedWorker:
 
     def __init__(self, command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any, **_: object) -> None:
         said = f"/proc/{os.getpid()}/fd/2" if stderr is None else stderr.name
-        self._process = _context().Process(target=_enter_worker, args=(command[-2:], env, stdout.name, said))
+        self._process = _context().Process(target=_enter_worker, args=(command[-3:], env, stdout.name, said))
         self._process.start()
         self.pid = self._process.pid
 
@@ -112,18 +111,17 @@ def fork_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _enter_worker(command: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
-    """As `python -m rankzero.start` would. The parent that it is to die with is the process that forks."""
-    from rankzero.engine.process import process
-    from rankzero.engine.worker import run
+    """`python -m rankzero.start MODULE …`, but for the interpreter. It is to die with the process that forks."""
+    from rankzero.start import main
 
-    assert command[0] == TRAINS
     os.setpgid(0, 0)
     for number, path in ((1, stdout), (2, stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
     os.environ.update({**env, PARENT_VARIABLE: str(os.getppid()), "CUDA_VISIBLE_DEVICES": ""})
+    sys.modules.pop(command[1], None)  # it becomes the main one
     sys.argv[:] = command
-    process(run)
+    main()
 
 
 def _context() -> Any:
