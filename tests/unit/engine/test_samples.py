@@ -31,11 +31,13 @@ from tests.unit.engine.test_resume import assert_same_state, final_state
 
 PROMPTS = ["What is the capital of Peru?", "Name a prime number.", "Hello"]
 CLOCKS = ("time", "seconds")
+FEW_PASSES: dict[str, Any] = {"train__micro_batch_tokens": 256}
+"""Two or so for a step."""
 
 
 def asked(root: Path, tiny: Path, **changes: Any) -> RunSpec:
     """Evaluations, and so answers, after steps 4, 8 and 12."""
-    return small_spec(root, tiny, eval__prompts=PROMPTS, eval__max_new_tokens=6, **changes)
+    return small_spec(root, tiny, eval__prompts=PROMPTS, eval__max_new_tokens=6, **{**FEW_PASSES, **changes})
 
 
 def samples(spec: RunSpec) -> list[dict[str, Any]]:
@@ -70,7 +72,7 @@ def test_each_prompt_is_answered_before_at_each_evaluation_and_at_the_end(whole:
 
 
 def test_the_run_does_not_notice(whole: RunSpec, tiny: Path, tmp_path: Path) -> None:
-    plain = small_spec(tmp_path, tiny)
+    plain = small_spec(tmp_path, tiny, **FEW_PASSES)
     run_here(plain)
     assert_same_state(final_state(whole), final_state(plain))
 
