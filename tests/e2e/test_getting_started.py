@@ -25,7 +25,7 @@ def test_every_command_of_the_page(
     text, cli = PAGE.read_text(encoding="utf-8"), Cli(capfd, monkeypatch)
     monkeypatch.chdir(tmp_path)
     tiny_model(tmp_path / "tiny")
-    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(30))
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     (spec,) = [block for language, block in blocks if language == "yaml"]
     (tmp_path / "run.yaml").write_text(spec.replace(NAMED, "tiny"), encoding="utf-8")
