@@ -76,16 +76,23 @@ class _ConsoleHandler(logging.Handler):
 
 
 class RunConsole:
-    """The console of one process. `speaks` is true for rank 0."""
+    """The console of one process, to which its logger belongs until it is closed. `speaks` is true for rank 0."""
+
+    _open: RunConsole | None = None
 
     def __init__(self, *, speaks: bool, level: str) -> None:
         from rich.console import Console
 
+        if RunConsole._open is not None:
+            RunConsole._open.close()
+        RunConsole._open = self
+        # What somebody has set up for it sees nothing meanwhile: lines reach handlers of ours without secrets alone.
+        self._before = list(logger.handlers), logger.propagate, logger.level
+        logger.handlers.clear()
         self.console = Console(stderr=True)
         self.speaks = speaks
         self.live = speaks and self.console.is_terminal
         self._format = _Redacted()
-        self.close()
         logger.propagate = False
         logger.setLevel(level)
         self._early = logging.handlers.MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)
@@ -104,11 +111,16 @@ class RunConsole:
         logger.removeHandler(self._early)
 
     def close(self) -> None:
-        """Let go of the log file."""
+        """Let go of the log file, and leave the logger as it was."""
+        if RunConsole._open is not self:
+            return
+        RunConsole._open = None
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
             with suppress(OSError):  # lines that could not be written, which has been said
                 handler.close()
+        logger.handlers[:], logger.propagate, level = self._before
+        logger.setLevel(level)
 
     def _add(self, handler: logging.Handler) -> None:
         handler.setFormatter(self._format)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -133,6 +134,28 @@ def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: py
             hand_over(raised)
         assert "canary-4711" not in (tmp_path / "error.json").read_text()
     assert "Traceback" in json.loads((tmp_path / "error.json").read_text())["traceback"]
+
+
+def test_the_logger_is_as_it_was_when_the_console_is_closed(tmp_path: Path) -> None:
+    """Whoever calls from Python may have set it up. Another console takes the place of one that nobody has closed."""
+    theirs = logging.FileHandler(tmp_path / "theirs.log")
+    logger.addHandler(theirs)
+    try:
+        before = list(logger.handlers), logger.propagate, logger.level
+        for _ in range(2):
+            console = RunConsole(speaks=False, level="DEBUG")
+            console.log_to(tmp_path / "ours.log")
+            logger.debug("meanwhile")
+            assert not logger.propagate and theirs not in logger.handlers
+        console.close()
+        console.close()
+        assert (logger.handlers, logger.propagate, logger.level) == before
+        logger.warning("afterwards")
+    finally:
+        logger.removeHandler(theirs)
+        theirs.close()
+    assert (tmp_path / "theirs.log").read_text() == "afterwards\n"
+    assert (tmp_path / "ours.log").read_text().count("meanwhile") == 2
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
