@@ -18,11 +18,20 @@ def unread_of_run(spec: RunSpec) -> list[Problem]:
         for field in spec.task_section.unread
         if _is_said(spec, field)
     ]
-    if spec.data.eval is None and _is_said(spec, "checkpoint.best_metric"):
+    if spec.data.eval is None:
         hint = "set data.eval to a file or to {fraction: 0.02}, or leave it out"
-        found.append(Problem("nothing is evaluated, so no checkpoint is the best", "checkpoint.best_metric", hint))
+        if _is_said(spec, "checkpoint.best_metric"):
+            what = "nothing is evaluated, so no checkpoint is the best"
+            found.append(Problem(what, "checkpoint.best_metric", hint))
+        if spec.eval.prompts is None and _is_said(spec, "eval.every"):
+            found.append(Problem("nothing is evaluated without data.eval", "eval.every", hint))
     if spec.eval.prompts is None and _is_said(spec, "eval.max_new_tokens"):
         found.append(Problem("nothing is asked without eval.prompts", "eval.max_new_tokens", "leave it out"))
+    if not spec.data.streaming:
+        for field in ("data.shuffle_buffer_size", "data.streaming_cache_gb"):
+            if _is_said(spec, field):
+                hint = "set data.streaming: true, or leave it out"
+                found.append(Problem("all rows are read before training without data.streaming", field, hint))
     return found
 
 

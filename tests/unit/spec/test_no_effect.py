@@ -29,6 +29,9 @@ RECIPES = sorted((Path(rankzero.__file__).parent / "recipes").rglob("run.yaml"))
         ({"checkpoint": {"best_metric": "perplexity"}}, "checkpoint.best_metric"),
         ({"task": "classify", "checkpoint": {"best_metric": "accuracy"}}, "checkpoint.best_metric"),
         ({"eval": {"max_new_tokens": 16}}, "eval.max_new_tokens"),
+        ({"eval": {"every": 100}}, "eval.every"),
+        ({"data": {"shuffle_buffer_size": 100}}, "data.shuffle_buffer_size"),
+        ({"data": {"streaming_cache_gb": 1}}, "data.streaming_cache_gb"),
     ],
 )
 def test_of_a_run(sections: dict[str, Any], where: str, tmp_path: Path) -> None:
@@ -49,6 +52,19 @@ def test_what_is_read_is_not_warned_of() -> None:
     )
     assert unread_of_run(spec) == []
     assert unread_of_run(spec.model_copy(update={"task": "classify"}))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"eval": "o/e"}, "eval": {"every": 100}},
+        {"eval": {"every": 100, "prompts": ["a"]}},  # which are asked as often
+        {"data": {"streaming": True, "shuffle_buffer_size": 100, "streaming_cache_gb": 1}, "train": {"max_steps": 1}},
+    ],
+)
+def test_what_gives_a_field_an_effect(sections: dict[str, Any]) -> None:
+    data = {"train": "o/d", **sections.get("data", {})}
+    assert unread_of_run(RunSpec(**{"model": {"name": "o/m"}, **sections, "data": data})) == []
 
 
 def test_fields_of_tasks_are_known() -> None:
