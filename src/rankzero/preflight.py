@@ -10,7 +10,8 @@ import difflib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+import platform
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from typing import Any, Literal
 from rankzero.data.read.local import local_files
 from rankzero.directories import why_not_writable
 from rankzero.errors import AccessError, ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
-from rankzero.machine import offline
+from rankzero.machine import local_gpu_count, offline
 from rankzero.model.context import stored_context
 from rankzero.model.files import (
     NAMED_AS_STORED,
@@ -37,7 +38,7 @@ from rankzero.run_dir.setting import settled
 from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, absolute, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
-from rankzero.spec.no_effect import unread_of_run
+from rankzero.spec.no_effect import unread_of_run, unread_on_cpus
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.track.send import server_modules
@@ -54,11 +55,11 @@ class Finding:
     """None: it keeps nothing from running, and is said all the same."""
 
 
-Part = Literal["paths", "model", "run directory", "copies", "trackers"]
-"""paths: files that the spec names. model: what is in the model's directory. run directory: whether it can be one.
-copies, trackers: whether what they need is installed and set."""
+Part = Literal["paths", "model", "device", "run directory", "copies", "trackers"]
+"""paths: files that the spec names. model: what is in the model's directory. device: what it has no use for. run
+directory: whether it can be one. copies, trackers: whether what they need is installed and set."""
 
-EVERYTHING: tuple[Part, ...] = ("paths", "model", "run directory", "copies", "trackers")
+EVERYTHING: tuple[Part, ...] = ("paths", "model", "device", "run directory", "copies", "trackers")
 _WORST_FIRST = (ConfigError, DataError, AccessError, ServiceError, StorageError)
 """Of several kinds of problems the exit code is that of the first here: what never mends itself before what may."""
 
@@ -104,9 +105,11 @@ def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
     elsewhere = misplaced(found) if parts else []
     findings: list[Finding] = []
     if "paths" in parts:
-        findings += [*path_findings(found), *evaluation_findings(found), *_unread(found.spec)]
+        findings += [*path_findings(found), *evaluation_findings(found), *_doubtful(unread_of_run(found.spec))]
     if "model" in parts:
         findings += model_findings(found)
+    if "device" in parts:
+        findings += device_findings(found.spec)
     if "run directory" in parts:
         findings += run_directory_findings(found)
     if "copies" in parts:
@@ -122,8 +125,15 @@ def _is_doubtful(field: str, doubtful: Collection[str]) -> bool:
     return any(a == b or a.startswith((f"{b}.", f"{b}[")) for d in doubtful for a, b in ((field, d), (d, field)))
 
 
-def _unread(spec: RunSpec) -> list[Finding]:
-    return [Finding(one.where, one.what, one.hint, error=None) for one in unread_of_run(spec)]
+def _doubtful(problems: Iterable[Problem]) -> list[Finding]:
+    return [Finding(one.where, one.what, one.hint, error=None) for one in problems]
+
+
+def device_findings(spec: RunSpec) -> list[Finding]:
+    """What the devices of this machine have no use for. Drivers take a moment to answer, so they are asked last."""
+    unread = unread_on_cpus(spec)
+    on_cpus = bool(unread) and platform.system() != "Darwin" and not local_gpu_count(os.environ)
+    return _doubtful(unread) if on_cpus else []
 
 
 _MOST_PROBED = 50

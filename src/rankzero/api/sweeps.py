@@ -45,7 +45,7 @@ class SweepResult:
 def load_sweep(path: Path, overrides: Sequence[str] = (), *, warn: Callable[[Problem], None] = lambda _: None) -> Sweep:
     """The sweep in a file, with what its run spec names looked at. Raises ConfigError, or the error of the worst
     finding, with every problem of both files; UsageError for an override that cannot be read."""
-    from rankzero.preflight import look
+    from rankzero.preflight import Part, look
     from rankzero.spec.load import Reading, in_reading_order
     from rankzero.spec.sweep_load import read_sweep
 
@@ -53,7 +53,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, warn: Callable[[Pro
     if reading.run is None:
         raise ConfigError(in_reading_order(reading.problems))
     run = reading.run
-    look(Reading(run.found, reading.problems, run.doubtful), ("paths", "model", "copies", "trackers"), warn=warn)
+    parts: tuple[Part, ...] = ("paths", "model", "device", "copies", "trackers")
+    look(Reading(run.found, reading.problems, run.doubtful), parts, warn=warn)
     if reading.sweep is None:
         raise ConfigError(in_reading_order(reading.problems))
     return reading.sweep

@@ -35,6 +35,16 @@ def unread_of_run(spec: RunSpec) -> list[Problem]:
     return found
 
 
+def unread_on_cpus(spec: RunSpec) -> list[Problem]:
+    """Fields of a run spec without effect where its processes compute on CPUs."""
+    what = "processes on CPUs keep everything in the machine's memory already"
+    return [
+        Problem(what, field, "leave it out")
+        for field in ("train.activation_offloading", "train.offload")
+        if _is_said(spec, field)
+    ]
+
+
 def _is_said(spec: RunSpec, field: str) -> bool:
     """Whether a field is not at its default."""
     about = field_at(RunSpec, tuple(field.split(".")))
@@ -49,6 +59,10 @@ def unread_of_cluster(spec: ClusterSpec) -> list[Problem]:
         found.append(Problem("the nodes' own software runs, not the image", "image", hint))
     if spec.resources.rdma is None and spec.resources.rdma_devices != ResourcesSpec().rdma_devices:
         found.append(Problem("no devices are asked for without resources.rdma", "resources.rdma_devices"))
+    if not spec.gpu:
+        for field in ("gpu_resource", "slurm.gpu_type"):
+            if attrgetter(field)(spec) != attrgetter(field)(ClusterSpec()):
+                found.append(Problem("no GPUs are asked for with gpu: false", field, "leave it out"))
     for name, volume in spec.storage.items():
         if volume.host_path is not None and volume.size is not None:
             found.append(Problem("a directory of the host has no size", f"storage.{name}.size", "leave it out"))

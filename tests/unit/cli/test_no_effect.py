@@ -32,6 +32,15 @@ def test_a_run_on_a_cluster_is_made_with_a_warning(doubtful: Place, command: str
     assert OF_RUN.format("") in done.err and OF_CLUSTER in done.err
 
 
+@pytest.mark.parametrize("gpu", ["true", "false"])
+def test_what_only_a_gpu_has_a_use_for_is_said_of_clusters_without(place: Place, gpu: str) -> None:
+    more = "train.activation_offloading=true train.sharding=fsdp train.offload=all"
+    done = place(f"render run.yaml {more} cluster.gpu={gpu}")
+    assert done.code == 0, done.err
+    told = [line.split(": ")[1] for line in done.err.splitlines() if line.startswith("warning: ")]
+    assert told == (["train.activation_offloading", "train.offload"] if gpu == "false" else [])
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -85,6 +85,9 @@ def test_fields_of_tasks_are_known() -> None:
         (["image=i", "resources.rdma_devices=2", "resources.rdma=rdma/ib"], []),
         (["image=i", "storage.outputs={mount: /o, claim: c, size: 1Gi, access: ReadWriteOnce}"], []),
         (["image=i", "kind=docker", "resources.rdma_devices=2"], ["resources.rdma_devices"]),
+        (["image=i", "gpu=false", "gpu_resource=amd.com/gpu"], ["gpu_resource"]),
+        (["kind=slurm", "gpu=false", "slurm.gpu_type=h100"], ["slurm.gpu_type"]),
+        (["kind=slurm", "slurm.gpu_type=h100"], []),
     ],
 )
 def test_of_a_cluster(settings: list[str], where: list[str]) -> None:
