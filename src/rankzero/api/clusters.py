@@ -78,12 +78,13 @@ def submit(
     AccessError.
     """
     from rankzero.api.planning import plan_of, without_effect
+    from rankzero.api.python_warnings import warn_of
     from rankzero.launch.render import render
 
     there, who = cluster_overrides, submitter()
     plan = plan_of(spec, cluster, overrides, cluster_overrides=there, allow_changes=allow_changes, submitter=who)
     for doubtful in without_effect(plan):
-        say(f"warning: {doubtful}")
+        warn_of(doubtful)
     backend = open_backend(plan.cluster, say=say, detach=True)
     return submitted(backend, render(plan), plan, say=say, replace=replace)
 

@@ -79,6 +79,7 @@ def dry_run(
     `spec` and `nproc_per_node` as for `train`. Rows that are not in the cache are tokenised; no weights are loaded.
     Raises what `train` would raise before it loads them.
     """
+    from rankzero.api.python_warnings import warn_of
     from rankzero.api.specs import checked, read
     from rankzero.api.training import require_same_run
     from rankzero.machine import local_gpu_count
@@ -88,7 +89,7 @@ def dry_run(
 
     source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec
     processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
-    run = checked(read(source, overrides), EVERYTHING)
+    run = checked(read(source, overrides), EVERYTHING, warn=warn_of)
     require_same_run(run, RunOptions())
     return forecast_here(run, processes, _silent)
 
@@ -106,13 +107,16 @@ def plan(
     Arguments as for `submit`; `require` of what is returned raises what stands in its way, also that the cluster does
     not answer. Raises ConfigError with all problems of the specs.
     """
-    from rankzero.api.planning import plan_of
+    from rankzero.api.planning import plan_of, without_effect
+    from rankzero.api.python_warnings import warn_of
     from rankzero.api.specs import read
     from rankzero.preflight import look_for_files
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
     made = plan_of(spec, cluster, overrides, cluster_overrides=cluster_overrides)
+    for doubtful in without_effect(made):
+        warn_of(doubtful)
     loaded = look_for_files(read(spec, overrides, for_pods=True))
     return forecast_of(made, absolute(resolve(loaded.spec), loaded.base), _silent)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,16 +21,11 @@ Tell = Callable[[tuple[str, ...]], None]
 
 
 def warn(names: tuple[str, ...]) -> None:
-    """As Python warnings, of the line outside of this package that asked."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _of_ours(frame.f_globals.get("__name__")):  # executed text has no name
-        level, frame = level + 1, frame.f_back
+    """As Python warnings."""
+    from rankzero.api import python_warnings
+
     for name in names:
-        warnings.warn(f"{name} is not as the run wrote it", stacklevel=level)
-
-
-def _of_ours(module: object) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] in ("rankzero", "contextlib")
+        python_warnings.warn(f"{name} is not as the run wrote it")
 
 
 def require_a_base(model: str | None, result: Result, *, base: bool) -> None:

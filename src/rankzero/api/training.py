@@ -39,9 +39,10 @@ def train(
     end, saves, and raises StoppedError; the same call continues. `in_process` trains one process inside this one
     instead, where a debugger reaches it.
 
-    Raises the run's error: ConfigError or DataError before a model is loaded, with every problem, StorageError where
+    What is only doubtful is a Python warning. Raises the run's error: ConfigError or DataError before a model is loaded, with every problem, StorageError where
     the directory is held by another, KeyboardInterrupt after a second interrupt within 5 s, which saves nothing.
     """
+    from rankzero.api.python_warnings import warn_of
     from rankzero.api.runs import Run
     from rankzero.api.specs import checked, read
     from rankzero.errors import UsageError
@@ -56,7 +57,7 @@ def train(
         hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
     source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec  # the same rules hold for both
-    resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING))
+    resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING, warn=warn_of))
     start(resolved, options or RunOptions(), processes, max_restarts, in_process=in_process)
     return Run(Path(resolved.output_dir) / str(resolved.name))
 

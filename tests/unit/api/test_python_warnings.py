@@ -1,0 +1,65 @@
+"""What a command warns of, Python's functions say as Python's warnings, of the line that called them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rankzero
+from tests.support.paper_model import paper_model
+from tests.unit.cli.conftest import CLUSTER
+
+RUN = "model: {name: m}\ndata: {train: train.jsonl}\neval: {every: 7}\n"
+ON_CLUSTER = "model: {name: o/m}\ndata: {train: o/d}\neval: {every: 7}\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Specs with something doubtful, and nothing that trains or answers."""
+    monkeypatch.chdir(tmp_path)
+    paper_model(tmp_path / "m")
+    for name, text in (
+        ("train.jsonl", '{"text": "a"}\n'),
+        ("run.yaml", RUN),
+        ("far.yaml", ON_CLUSTER),
+        ("cluster.yaml", f"{CLUSTER}resources: {{rdma_devices: 2}}\n"),
+    ):
+        Path(name).write_text(text, encoding="utf-8")
+    for name in ("training.start", "forecasts.forecast_here", "forecasts.forecast_of"):
+        monkeypatch.setattr(f"rankzero.api.{name}", lambda *_, **__: None)
+    for name in ("open_backend", "submitted"):
+        monkeypatch.setattr(f"rankzero.api.clusters.{name}", lambda *_, **__: None)
+
+
+OF_RUN = "run.yaml:3 eval.every: nothing is evaluated without data.eval"
+OF_CLUSTER = "cluster.resources.rdma_devices: no devices are asked for"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: rankzero.train("run.yaml"), [OF_RUN]),
+        (lambda: rankzero.train(rankzero.load_spec("run.yaml")), [OF_RUN.partition(" ")[2]]),
+        (lambda: rankzero.dry_run("run.yaml"), [OF_RUN]),
+        (lambda: rankzero.submit("far.yaml", "cluster.yaml"), [OF_RUN.partition(" ")[2], OF_CLUSTER]),
+        (lambda: rankzero.plan("far.yaml", "cluster.yaml"), [OF_RUN.partition(" ")[2], OF_CLUSTER]),
+    ],
+    ids=["train", "train a loaded spec", "dry_run", "submit", "plan"],
+)
+def test_what_is_doubtful_is_a_warning(call: Callable[[], object], words: list[str]) -> None:
+    with pytest.warns(UserWarning) as caught:
+        call()
+    assert [one.filename for one in caught] == [__file__] * len(words)
+    for one, word in zip(caught, words, strict=True):
+        assert word in str(one.message)
+
+
+def test_a_secret_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankzero.api.python_warnings import warn
+
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
+    with pytest.warns(UserWarning) as caught:
+        warn("of hf_abcdefghijklmnop")
+    assert "hf_abc" not in str(caught[0].message)
