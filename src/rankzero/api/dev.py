@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankzero.errors import ConfigError, ServiceError
+from rankzero.spec.written import written
 
 if TYPE_CHECKING:
     from rankzero.errors import Problem
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rankzero.spec.cluster_spec import ClusterSpec
     from rankzero.spec.load import Reading
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.written import Where
 
 NAME = "dev"
 """Of the pods' objects, unless another is given."""
@@ -38,28 +40,29 @@ _LATER = ("ttl_seconds_after_finished=null",)
 Say = Callable[[str], None]
 
 
-def warm_cluster(cluster: str | None, settings: Sequence[str] = ()) -> ClusterSpec:
-    """The cluster spec with the kind that keeps pods: a StatefulSet, or this machine's containers. Raises ConfigError
-    for a place that has no pods, or with what is wrong in the spec; UsageError."""
-    from rankzero.api.planning import cluster_from
+def warm_cluster(cluster: str | None, settings: Sequence[str] = ()) -> tuple[ClusterSpec, Where]:
+    """The cluster spec with the kind that keeps pods: a StatefulSet, or this machine's containers; and where its fields
+    were written. Raises ConfigError for a place that has no pods, or with what is wrong in the spec; UsageError."""
+    from rankzero.api.planning import found_cluster
     from rankzero.spec.kinds import kind_section
 
-    place = kind_section(cluster_from(cluster, settings).kind)
+    found, where = found_cluster(cluster, settings)
+    place = kind_section(found.kind)
     if place.on_hosts:
         hint = "`salloc` and `srun --jobid` keep hosts for you; rankzero submit runs there"
-        raise ConfigError("Slurm has no pods that could be kept warm", where="cluster.yaml kind", hint=hint)
+        raise ConfigError("Slurm has no pods that could be kept warm", where=where("kind"), hint=hint)
     kind = "docker" if place.on_this_machine else "statefulset"
-    return cluster_from(cluster, [*settings, *_SETTINGS, *_LATER], kind)
+    return found_cluster(cluster, [*settings, *_SETTINGS, *_LATER], kind)
 
 
-def warm_plan(cluster: ClusterSpec, name: str = NAME, *, submitter: str = "") -> Plan:
-    """The plan of pods that wait. Raises ConfigError with all problems."""
+def warm_plan(cluster: ClusterSpec, name: str = NAME, *, submitter: str = "", where: Where = str) -> Plan:
+    """The plan of pods that wait. `where` are the cluster spec's fields. Raises ConfigError with all problems."""
     from rankzero.launch.plan import make_plan
     from rankzero.spec.resolve import resolve
     from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 
     nothing = RunSpec(name=name, model=ModelSpec(name="none"), data=DataSpec(train="none"), output_dir="runs")
-    plan = make_plan(resolve(nothing), cluster, submitter=submitter, idle=True)
+    plan = make_plan(resolve(nothing), cluster, submitter=submitter, idle=True, where=written(cluster=where))
     return replace(plan, settings=replace(plan.settings, park=False))
 
 
@@ -224,7 +227,7 @@ def _plan_in(reading: Reading[RunSpec], cluster: ClusterSpec) -> Plan:
     loaded = look_for_files(reading)
     run = resolve(loaded.spec)
     shipped = local_files(run, loaded.base)
-    plan = make_plan(run, cluster, files=shipped, where=loaded.where, config_dir=f"{WARM_DIR}/{RUN}")
+    plan = make_plan(run, cluster, files=shipped, where=written(loaded.where), config_dir=f"{WARM_DIR}/{RUN}")
     return replace(plan, settings=replace(plan.settings, park=False))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankzero.api.specs import SpecSource
 from rankzero.errors import ConfigError, Problem, UsageError
+from rankzero.spec.written import CLUSTER_PREFIX, Where, written
 
 if TYPE_CHECKING:
     from rankzero.launch.labels import Manifest
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 CLUSTER_VARIABLE = "RANKZERO_CLUSTER"
 CLUSTER_FILE = "cluster.yaml"
-CLUSTER_PREFIX = "cluster."
 COMMAND_LINE = "command line"
 """Where spec.load says that a value came from."""
 
@@ -33,6 +33,13 @@ def cluster_from(
     Here is the working directory, or the run spec's, which is `beside`. `overrides` are `num_nodes=4`, without the
     prefix. Raises UsageError or ConfigError.
     """
+    return found_cluster(name_or_path, overrides, kind, beside=beside)[0]
+
+
+def found_cluster(
+    name_or_path: str | None, overrides: Sequence[str] = (), kind: str | None = None, *, beside: Path | None = None
+) -> tuple[ClusterSpec, Where]:
+    """As `cluster_from`, with where each of its fields was written."""
     from rankzero.spec.cluster_load import load_cluster, profiles
 
     chosen = name_or_path or os.environ.get(CLUSTER_VARIABLE) or _cluster_file(beside or Path.cwd())
@@ -41,9 +48,11 @@ def cluster_from(
         raise UsageError("which cluster?", where="--cluster", hint=hint)
     settings = [*overrides, *([f"kind={kind}"] if kind is not None else [])]
     try:
-        return _with_namespace(load_cluster(chosen, settings, env=os.environ).spec)
+        loaded = load_cluster(chosen, settings, env=os.environ)
     except (ConfigError, UsageError) as error:
-        raise type(error)(_as_typed(problem) for problem in error.problems) from error
+        told = (Problem(problem.what, _as_typed(problem.where), problem.hint) for problem in error.problems)
+        raise type(error)(told) from error
+    return _with_namespace(loaded.spec), lambda field: _as_typed(loaded.where(field))
 
 
 def cluster_is_chosen() -> bool:
@@ -67,12 +76,10 @@ def _with_namespace(spec: ClusterSpec) -> ClusterSpec:
     return spec.model_copy(update={"namespace": namespace_of(spec.context, os.environ) or spec.namespace})
 
 
-def _as_typed(problem: Problem) -> Problem:
+def _as_typed(where: str) -> str:
     """Overrides of a cluster spec are typed with a prefix, which those who read its file do not know."""
     typed = f"{COMMAND_LINE} "
-    if not problem.where.startswith(typed):
-        return problem
-    return Problem(problem.what, f"{typed}{CLUSTER_PREFIX}{problem.where.removeprefix(typed)}", problem.hint)
+    return f"{typed}{CLUSTER_PREFIX}{where.removeprefix(typed)}" if where.startswith(typed) else where
 
 
 def _cluster_file(beside: Path) -> str | None:
@@ -121,14 +128,16 @@ def planned(
 
     loaded = look_for_files(reading)
     run = resolve(loaded.spec)
-    place = cluster_from(cluster, cluster_settings, kind, beside=loaded.base)
+    place, of_cluster = found_cluster(cluster, cluster_settings, kind, beside=loaded.base)
     options = RunOptions(allow_changes=tuple(allow_changes))
     shipped = local_files(run, loaded.base)
-    return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
+    where = written(loaded.where, of_cluster)
+    return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=where)
 
 
 def without_effect(plan: Plan) -> list[Problem]:
-    """What run.yaml and cluster.yaml say in vain where the run goes. What would change what runs is refused instead."""
+    """What run.yaml and cluster.yaml say in vain where the run goes, each at its line. What would change what runs is
+    refused instead."""
     from rankzero.spec.kinds import kind_section
     from rankzero.spec.no_effect import unread_of_cluster, unread_of_run, unread_on_cpus
     from rankzero.wording import listed
@@ -136,6 +145,7 @@ def without_effect(plan: Plan) -> list[Problem]:
     cluster = plan.cluster
     found = [*unread_of_run(plan.run), *([] if cluster.gpu else unread_on_cpus(plan.run))]
     found += [Problem(one.what, f"{CLUSTER_PREFIX}{one.where}", one.hint) for one in unread_of_cluster(cluster)]
+    found = [Problem(one.what, plan.where(one.where), one.hint) for one in found]
     if not kind_section(cluster.kind).on_this_machine:
         return found
     from rankzero.launch.backends.docker.left_out import left_out

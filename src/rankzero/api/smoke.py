@@ -49,11 +49,13 @@ def smoke_plan(
 ) -> Plan:
     """The plan of a smoke test on a cluster: everything as a run has it there, but nothing is prepared or downloaded,
     and a failure is not tried again. Raises ConfigError with all problems, or UsageError."""
-    from rankzero.api.planning import cluster_from
+    from rankzero.api.planning import found_cluster
     from rankzero.launch.plan import make_plan
+    from rankzero.spec.written import written
 
-    place = cluster_from(cluster, [*cluster_settings, "prepare=never", "max_restarts=0"], kind)
-    return make_plan(smoke_carrier("runs"), place, options=RunOptions(smoke=settings), submitter=submitter)
+    place, of_cluster = found_cluster(cluster, [*cluster_settings, "prepare=never", "max_restarts=0"], kind)
+    options, where = RunOptions(smoke=settings), written(cluster=of_cluster)
+    return make_plan(smoke_carrier("runs"), place, options=options, submitter=submitter, where=where)
 
 
 def smoke_carrier(output_dir: str) -> RunSpec:

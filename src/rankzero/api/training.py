@@ -39,8 +39,9 @@ def train(
     end, saves, and raises StoppedError; the same call continues. `in_process` trains one process inside this one
     instead, where a debugger reaches it.
 
-    What is only doubtful is a Python warning. Raises the run's error: ConfigError or DataError before a model is loaded, with every problem, StorageError where
-    the directory is held by another, KeyboardInterrupt after a second interrupt within 5 s, which saves nothing.
+    What is only doubtful is a Python warning. Raises the run's error: ConfigError or DataError before a model is
+    loaded, with every problem, StorageError where the directory is held by another, KeyboardInterrupt after a
+    second interrupt within 5 s, which saves nothing.
     """
     from rankzero.api.python_warnings import warn_of
     from rankzero.api.runs import Run

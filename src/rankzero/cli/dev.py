@@ -63,8 +63,8 @@ def up(
     from rankzero.cli.submit import apply
     from rankzero.launch.render import render
 
-    place = dev.warm_cluster(cluster, cluster_settings(arguments or []))
-    plan = dev.warm_plan(place, name, submitter="" if dry_run else submitter())
+    place, where = dev.warm_cluster(cluster, cluster_settings(arguments or []))
+    plan = dev.warm_plan(place, name, submitter="" if dry_run else submitter(), where=where)
     warn_of_what_has_no_effect(plan)
     objects = render(plan)
     if dry_run:
@@ -263,7 +263,7 @@ def _place(cluster: str | None) -> tuple[ClusterSpec, Backend]:
     from rankzero.api.clusters import open_backend
     from rankzero.cli.cluster_option import say
 
-    spec = dev.warm_cluster(cluster)
+    spec, _ = dev.warm_cluster(cluster)
     return spec, open_backend(spec, say=say)
 
 

@@ -51,9 +51,9 @@ def local_run(arguments: Sequence[str]) -> RunSpec:
 
 def read_arguments(arguments: Sequence[str]) -> tuple[Reading[RunSpec], list[str]]:
     """The run spec as it was read, and the overrides of the cluster spec. Raises UsageError."""
-    from rankzero.api.planning import CLUSTER_PREFIX
     from rankzero.cli.argv import no_spec, spec_arguments
     from rankzero.spec.load import read_run_spec
+    from rankzero.spec.written import CLUSTER_PREFIX
 
     given = spec_arguments(arguments)
     if given.file is None:

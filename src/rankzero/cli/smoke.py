@@ -74,7 +74,7 @@ def _first_for_clusters(arguments: list[str] | None, kind: str | None) -> str:
 
 def cluster_settings(arguments: list[str]) -> list[str]:
     """`cluster.num_nodes=4` without its prefix. Raises UsageError for anything else."""
-    from rankzero.api.planning import CLUSTER_PREFIX
+    from rankzero.spec.written import CLUSTER_PREFIX
 
     for text in arguments:
         if not text.startswith(CLUSTER_PREFIX) or "=" not in text:

@@ -7,7 +7,7 @@ and a relative output directory lies on the `outputs` volume. An absolute path m
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -22,6 +22,7 @@ from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.process_groups import process_problems
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, EvalSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
+from rankzero.spec.written import BY_NAME, Where
 
 MOST_SHIPPED_BYTES = 720 * 1024
 """A ConfigMap holds 1 MiB, and files in it are base64: a third larger."""
@@ -51,6 +52,8 @@ class Plan:
     """Who submits it, as user@machine; empty where it is only rendered."""
     idle: bool = False
     """Its pods train nothing, and wait for commands."""
+    where: Where = field(default=BY_NAME, compare=False, repr=False)
+    """Where a field of the two specs was written."""
 
     @property
     def run_dir(self) -> str:
@@ -70,7 +73,7 @@ def make_plan(
     files: Mapping[str, bytes] | None = None,
     options: RunOptions | None = None,
     submitter: str = "",
-    where: Callable[[str], str] = str,
+    where: Where = BY_NAME,
     idle: bool = False,
     config_dir: str | None = None,
 ) -> Plan:
@@ -78,7 +81,7 @@ def make_plan(
 
     With `idle` the pods wait for commands, and what `run` trains is not looked at; `config_dir` is where a pod that is
     there already gets the run's files. `run` is resolved. `files` are the contents of what it names by relative paths,
-    by their shortest names (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
+    by their shortest names (`ship.local_files`); `where` turns a field of the two specs into its place in their files.
     """
     options = options or RunOptions()
     name = object_name(str(run.name))
@@ -87,9 +90,9 @@ def make_plan(
     paths = _Paths(cluster, dict(files or {}), config_dir or kind.config_dir(cluster, name), where)
     inputs = _inputs_in_pods(run, paths) if trains else {}
     seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
-    problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
+    problems = [*paths.problems, *_access_problems(cluster, where), *_size_problems(paths.files, where)]
     problems += _group_problems(run, cluster, where) if trains else []
-    problems += [*_read_only_problems(cluster), *_preparation_problems(cluster)]
+    problems += [*_read_only_problems(cluster, where), *_preparation_problems(cluster, where)]
     if problems:
         raise ConfigError(problems)
     cache, prepare = cluster.storage.get("cache"), _prepares(cluster)
@@ -118,6 +121,7 @@ def make_plan(
         prepare=prepare,
         submitter=submitter,
         idle=idle,
+        where=where,
     )
 
 
@@ -128,37 +132,37 @@ def _prepares(cluster: ClusterSpec) -> bool:
     return cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
 
 
-def _preparation_problems(cluster: ClusterSpec) -> list[Problem]:
+def _preparation_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
     """Of the volume that it fills."""
     cache = cluster.storage.get("cache")
     if not _prepares(cluster):
         return []
     if cache is None or not is_kept(cache):
         hint = "add storage.cache with a claim or host_path, or leave prepare: auto"
-        return [Problem("there is no volume to prepare into", "prepare", hint)]
+        return [Problem("there is no volume to prepare into", where("cluster.prepare"), hint)]
     if not cache.is_read_only:
         return []
     hint = (
         "mount that volume under another name, such as storage.models, and name models by their path there;"
         " or prepare: never, where all that the run needs is in it"
     )
-    return [Problem("what is fetched and prepared is written here", _read_only_field("cache", cache), hint)]
+    return [Problem("what is fetched and prepared is written here", where(_read_only_field("cache", cache)), hint)]
 
 
-def _read_only_problems(cluster: ClusterSpec) -> list[Problem]:
+def _read_only_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
     """Processes of hosts write what their user may write, whatever is said of a volume."""
     if not kind_section(cluster.kind).on_hosts or cluster.slurm.runtime != "none":
         return []
     hint = "leave it out where the directory's own rights keep it, or set slurm.runtime: apptainer or pyxis"
     return [
-        Problem("without a container nothing keeps it from being written", _read_only_field(name, volume), hint)
+        Problem("without a container nothing keeps it from being written", where(_read_only_field(name, volume)), hint)
         for name, volume in cluster.storage.items()
         if volume.is_read_only
     ]
 
 
 def _read_only_field(name: str, volume: VolumeSpec) -> str:
-    return f"cluster.yaml storage.{name}.{'read_only' if volume.read_only else 'access'}"
+    return f"cluster.storage.{name}.{'read_only' if volume.read_only else 'access'}"
 
 
 def _has_place_to_prepare(cluster: ClusterSpec) -> bool:
@@ -174,9 +178,7 @@ def _prepared_marker(kind: Kind, cache: VolumeSpec | None, namespace: str, name:
 class _Paths:
     """What each path of a run spec is in the pods. Collects problems and the files to ship."""
 
-    def __init__(
-        self, cluster: ClusterSpec, files: dict[str, bytes], config_dir: str, where: Callable[[str], str]
-    ) -> None:
+    def __init__(self, cluster: ClusterSpec, files: dict[str, bytes], config_dir: str, where: Where) -> None:
         self._volumes = cluster.storage
         self._config_dir = config_dir
         self._available = files
@@ -228,7 +230,7 @@ class _Paths:
                     self.problems.append(Problem(f"{path} leaves the volume", self._where("output_dir"), hint))
                 return inside
             hint = "add storage.outputs: {mount: /outputs, claim: NAME}"
-            self.problems.append(Problem("no volume keeps the results", "cluster.yaml storage.outputs", hint))
+            self.problems.append(Problem("no volume keeps the results", self._where("cluster.storage.outputs"), hint))
             return path
         volume = volume_of(path, self._volumes)
         if "://" in path:
@@ -340,24 +342,24 @@ def _is_copied(volume: VolumeSpec, outputs: VolumeSpec | None) -> bool:
     return volume is outputs and volume.url is not None
 
 
-def _access_problems(cluster: ClusterSpec) -> list[Problem]:
+def _access_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
     if cluster.num_nodes == 1 or kind_section(cluster.kind).on_this_machine:
         return []
     outputs = cluster.storage.get("outputs")
     problems = []
     if outputs is not None and not is_kept(outputs):
         hint = "give storage.outputs a claim or host_path that all nodes mount; its url then keeps a copy"
-        problems.append(Problem("several nodes need one volume for results", "cluster.yaml storage.outputs", hint))
+        problems.append(Problem("several nodes need one volume for results", where("cluster.storage.outputs"), hint))
     what = f"ReadWriteOnce can be mounted on one host at a time, and num_nodes is {cluster.num_nodes}"
     hint = "use a storage class with ReadWriteMany, or leave the claim out: each pod then has a scratch directory"
     return problems + [
-        Problem(what, f"cluster.yaml storage.{name}.access", hint)
+        Problem(what, where(f"cluster.storage.{name}.access"), hint)
         for name, volume in cluster.storage.items()
         if volume.claim is not None and volume.access == "ReadWriteOnce"
     ]
 
 
-def _group_problems(run: RunSpec, cluster: ClusterSpec, where: Callable[[str], str]) -> list[Problem]:
+def _group_problems(run: RunSpec, cluster: ClusterSpec, where: Where) -> list[Problem]:
     """Of the first number of nodes, from the least that may train, whose processes cannot be grouped."""
     for nodes in range(cluster.min_nodes or cluster.num_nodes, cluster.num_nodes + 1):
         if problems := process_problems(run, nodes * cluster.nproc_per_node):
@@ -365,7 +367,7 @@ def _group_problems(run: RunSpec, cluster: ClusterSpec, where: Callable[[str], s
     return []
 
 
-def _size_problems(files: Mapping[str, bytes], where: Callable[[str], str]) -> list[Problem]:
+def _size_problems(files: Mapping[str, bytes], where: Where) -> list[Problem]:
     total = sum(len(content) for content in files.values())
     if total <= MOST_SHIPPED_BYTES:
         return []

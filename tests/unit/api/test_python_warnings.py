@@ -33,18 +33,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"rankzero.api.clusters.{name}", lambda *_, **__: None)
 
 
-OF_RUN = "run.yaml:3 eval.every: nothing is evaluated without data.eval"
-OF_CLUSTER = "cluster.resources.rdma_devices: no devices are asked for"
+OF_RUN = ":3 eval.every: nothing is evaluated without data.eval"
+OF_CLUSTER = "cluster.yaml:8 resources.rdma_devices: no devices are asked for"
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: rankzero.train("run.yaml"), [OF_RUN]),
-        (lambda: rankzero.train(rankzero.load_spec("run.yaml")), [OF_RUN.partition(" ")[2]]),
-        (lambda: rankzero.dry_run("run.yaml"), [OF_RUN]),
-        (lambda: rankzero.submit("far.yaml", "cluster.yaml"), [OF_RUN.partition(" ")[2], OF_CLUSTER]),
-        (lambda: rankzero.plan("far.yaml", "cluster.yaml"), [OF_RUN.partition(" ")[2], OF_CLUSTER]),
+        (lambda: rankzero.train("run.yaml"), [f"run.yaml{OF_RUN}"]),
+        (lambda: rankzero.train(rankzero.load_spec("run.yaml")), ["spec eval.every: nothing is evaluated"]),
+        (lambda: rankzero.dry_run("run.yaml"), [f"run.yaml{OF_RUN}"]),
+        (lambda: rankzero.submit("far.yaml", "cluster.yaml"), [f"far.yaml{OF_RUN}", OF_CLUSTER]),
+        (lambda: rankzero.plan("far.yaml", "cluster.yaml"), [f"far.yaml{OF_RUN}", OF_CLUSTER]),
     ],
     ids=["train", "train a loaded spec", "dry_run", "submit", "plan"],
 )

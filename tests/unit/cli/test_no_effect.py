@@ -10,8 +10,8 @@ from rankzero.api.specs import checked, read
 from rankzero.errors import Problem
 from tests.unit.cli.conftest import Place
 
-OF_RUN = "warning: {}checkpoint.best_metric: nothing is evaluated"
-OF_CLUSTER = "warning: cluster.resources.rdma_devices: no devices are asked for"
+OF_RUN = "warning: run.yaml:4 checkpoint.best_metric: nothing is evaluated"
+OF_CLUSTER = "warning: cluster.yaml:8 resources.rdma_devices: no devices are asked for"
 
 
 @pytest.fixture
@@ -29,7 +29,24 @@ def test_a_run_on_a_cluster_is_made_with_a_warning(doubtful: Place, command: str
     done = doubtful(command)
     assert done.code == 0, done.err
     assert done.err.count("warning: ") == 2
-    assert OF_RUN.format("") in done.err and OF_CLUSTER in done.err
+    assert OF_RUN in done.err and OF_CLUSTER in done.err
+
+
+def test_what_is_typed_is_warned_of_as_it_is_typed(place: Place) -> None:
+    done = place("render run.yaml eval.every=3 cluster.resources.rdma_devices=2")
+    assert done.code == 0, done.err
+    assert "warning: command line eval.every: " in done.err
+    assert "warning: command line cluster.resources.rdma_devices: " in done.err
+
+
+def test_what_a_plan_refuses_of_a_cluster_is_said_at_its_line(place: Place) -> None:
+    more = "storage: {outputs: {mount: /outputs, claim: outputs, access: ReadWriteOnce}}\n"
+    text = Path("cluster.yaml").read_text(encoding="utf-8").partition("storage")[0]
+    Path("cluster.yaml").write_text(text + more, encoding="utf-8")
+    done = place("render run.yaml cluster.prepare=always")
+    assert done.code == 78
+    assert "error: cluster.yaml:7 storage.outputs.access: ReadWriteOnce" in done.err
+    assert "error: command line cluster.prepare: there is no volume" in done.err
 
 
 @pytest.mark.parametrize("gpu", ["true", "false"])
@@ -37,7 +54,7 @@ def test_what_only_a_gpu_has_a_use_for_is_said_of_clusters_without(place: Place,
     more = "train.activation_offloading=true train.sharding=fsdp train.offload=all"
     done = place(f"render run.yaml {more} cluster.gpu={gpu}")
     assert done.code == 0, done.err
-    told = [line.split(": ")[1] for line in done.err.splitlines() if line.startswith("warning: ")]
+    told = [line.split(": ")[1].split()[-1] for line in done.err.splitlines() if line.startswith("warning: ")]
     assert told == (["train.activation_offloading", "train.offload"] if gpu == "false" else [])
 
 

@@ -91,16 +91,18 @@ def _problems(plan: Plan) -> list[Problem]:
     found = []
     if plan.kind not in _CONDITIONS:
         hint = f"one of {', '.join(_CONDITIONS)}"
-        found.append(Problem(f"a {plan.kind} is no trial of Katib's", "cluster.yaml kind", hint))
+        found.append(Problem(f"a {plan.kind} is no trial of Katib's", plan.where("cluster.kind"), hint))
     elif plan.kind in ("job", "trainjob") and plan.cluster.num_nodes > 1:
         hint = "kind: jobset or pytorchjob, whose pods find each other by the trial's own name"
-        found.append(Problem(f"a {plan.kind} of several nodes is no trial of Katib's", "cluster.yaml kind", hint))
+        found.append(
+            Problem(f"a {plan.kind} of several nodes is no trial of Katib's", plan.where("cluster.kind"), hint)
+        )
     if plan.cluster.min_nodes is not None:
         hint = "leave min_nodes out: Katib reads one pod's metrics, and it must be always the same"
-        found.append(Problem("an elastic run is no trial of Katib's", "cluster.yaml min_nodes", hint))
+        found.append(Problem("an elastic run is no trial of Katib's", plan.where("cluster.min_nodes"), hint))
     if plan.prepare:
         hint = "set prepare: never; or prepare the cache first by submitting the run itself once"
-        found.append(Problem("Katib starts trials without a preparation", "cluster.yaml prepare", hint))
+        found.append(Problem("Katib starts trials without a preparation", plan.where("cluster.prepare"), hint))
     return found
 
 
