@@ -16,6 +16,10 @@ from rankzero.spec.yaml_tree import KeyPath
 _MOST_KEYS_SHOWN = 4
 
 
+AS_KUBECTL_READS = "as kubectl reads"
+"""Marks a field whose YAML is an object of Kubernetes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One member of a field's union, with the limits on it."""

@@ -23,6 +23,7 @@ Tree: TypeAlias = "Scalar | list[Tree] | dict[str, Tree]"
 _MOST_VALUES = 10_000  # aliases can multiply a small file into a huge one
 _STANDARD_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _INT = re.compile(r"[-+]?[0-9]{1,40}")
+_OCTAL = re.compile(r"[-+]?0[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -98,6 +99,13 @@ def plain_value(text: str) -> bool | int | float | str | None:
     if _INT.fullmatch(text):
         return int(text)
     return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def as_kubectl_reads(scalar: Scalar) -> bool | int | float | str | None:
+    """A scalar's value where a number that begins with 0 is octal, as in YAML 1.1: what somebody takes from a manifest
+    (`defaultMode: 0400`) is to mean here what it means there."""
+    is_octal = isinstance(scalar.value, int) and _OCTAL.fullmatch(scalar.text)
+    return int(scalar.text, 8) if is_octal else scalar.value
 
 
 def as_tree(value: object) -> Tree:

@@ -44,6 +44,23 @@ def test_the_smallest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *(("0400", 0o400), ("00", 0), ("-017", -0o17)),
+        *(("0", 0), ("640", 640), ("0899", 899), ("0.5", 0.5), ('"0400"', "0400"), ("0o400", "0o400")),
+    ],
+)
+def test_a_patch_has_the_numbers_that_a_manifest_has(written: str, meant: object, tmp_path: Path) -> None:
+    """kubectl reads YAML 1.1, where 0400 is octal; a mode of 400 would let others in."""
+    volumes = f"[{{name: keys, secret: {{secretName: k, defaultMode: {written}}}}}]"
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"image: i\nuser: 0100\npod_patch: {{volumes: {volumes}}}\n", encoding="utf-8")
+    spec = load_cluster_spec(file, env={}).spec
+    assert spec.pod_patch["volumes"][0]["secret"]["defaultMode"] == meant
+    assert spec.user == 100, "our own fields are YAML 1.2"
+
+
+@pytest.mark.parametrize(
     ("override", "where", "text"),
     [
         ("storage.cache.clas=x", "command line storage.cache.clas", "did you mean storage.cache.class?"),
