@@ -222,10 +222,11 @@ def _plan_in(reading: Reading[RunSpec], cluster: ClusterSpec) -> Plan:
     from rankzero.launch.ship import local_files
     from rankzero.launch.warm.sync import RUN
     from rankzero.preflight import look_for_files
+    from rankzero.spec.local_paths import at_home
     from rankzero.spec.resolve import resolve
 
     loaded = look_for_files(reading)
-    run = resolve(loaded.spec)
+    run = at_home(resolve(loaded.spec), shared=False)
     shipped = local_files(run, loaded.base)
     plan = make_plan(run, cluster, files=shipped, where=written(loaded.where), config_dir=f"{WARM_DIR}/{RUN}")
     return replace(plan, settings=replace(plan.settings, park=False))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.api.data import DataSource
-from rankzero.api.places import places_told
+from rankzero.api.places import place, places_told
 from rankzero.api.results import Tell, require_a_base, warn
 from rankzero.errors import DataError, Problem, StorageError, UsageError
 
@@ -121,7 +121,7 @@ def evaluate(
     if not several and tasks is None:
         raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
     result = find_result(target, "writes", model=model)
-    run = run_at(Path(target))
+    run = run_at(place(target))
     before = find_result(target, "writes", base=True, model=model) if base and run is not None else None
     require_a_base(model, result, base=before is not None)
     listener = listener or Listener()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rankzero.api.places import places_told
+from rankzero.api.places import place, places_told
 from rankzero.api.results import Tell, warn
 from rankzero.errors import ConfigError, Problem, UsageError
 
@@ -44,10 +44,10 @@ def export(
     if Path(output).suffix == ".gguf":
         hint = "export_gguf writes one; else name a directory"
         raise UsageError("this is the name of a GGUF file", where=str(output), hint=hint)
-    place, adapter = _ready(target, model, Path(output), (), tell)
+    weights, adapter = _ready(target, model, place(output), (), tell)
     from rankzero.engine.exporting import export_safetensors
 
-    return export_safetensors(place, adapter, Path(output), shard_bytes=shard_bytes, base_weights=base_weights)
+    return export_safetensors(weights, adapter, place(output), shard_bytes=shard_bytes, base_weights=base_weights)
 
 
 @places_told()
@@ -72,11 +72,11 @@ def export_gguf(
 
     command = find_converter(converter)
     wrong = (command,) if isinstance(command, Problem) else ()
-    place, adapter = _ready(target, model, Path(output), wrong, tell)
+    weights, adapter = _ready(target, model, place(output), wrong, tell)
     from rankzero.engine.exporting import export_gguf as write
 
     found = command if isinstance(command, list) else []
-    return write(place, adapter, Path(output), outtype=gguf_type, converter=found, base_weights=base_weights)
+    return write(weights, adapter, place(output), outtype=gguf_type, converter=found, base_weights=base_weights)
 
 
 def _ready(
@@ -86,16 +86,16 @@ def _ready(
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_weights, verify_result
 
-    place, adapter = find_weights(Path(target), model)
+    weights, adapter = find_weights(place(target), model)
     require_engine()
     there = (Problem("there is something already", str(output), "name another place"),) if output.exists() else ()
     if there or wrong:
         raise ConfigError([*there, *wrong])
-    tell(verify_result(place))
+    tell(verify_result(weights))
     from rankzero.model.load import settle_libraries
 
     settle_libraries()
-    return place, adapter
+    return weights, adapter
 
 
 @places_told()
@@ -108,16 +108,16 @@ def push(target: str | os.PathLike[str], repo: str, *, public: bool = False, tel
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_files, verify_result
 
-    place = find_files(Path(target))
+    files = find_files(place(target))
     require_engine()
     from rankzero.model.push import push as push_there
     from rankzero.model.push import push_problems
 
-    problems = push_problems(place, repo)
+    problems = push_problems(files, repo)
     if problems:
         raise ConfigError(problems)
-    tell(verify_result(place))
-    return push_there(place, repo, private=not public)
+    tell(verify_result(files))
+    return push_there(files, repo, private=not public)
 
 
 def size_in_bytes(text: str) -> int | None:

@@ -6,8 +6,10 @@ Light: the command line asks it too, of whatever a command comes upon.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rankzero.errors import RankzeroError, StorageError, UsageError
 
@@ -35,6 +37,11 @@ def as_ours(error: OSError) -> RankzeroError | None:
     if number in FULL:
         return StorageError(what, where=where, hint=FULL[number])
     return None
+
+
+def place(path: str | os.PathLike[str]) -> Path:
+    """A path that somebody gave a function of ours, with `~` as this user's home, which no shell has seen to."""
+    return Path(path).expanduser()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankzero.api.places import place
 from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def pull(
 
     wanted = _wanted(run, url, asks_cluster=cluster is not None)
     with _source(wanted, cluster, say) as (source, name):
-        root = Path(output) if output is not None else _root(run, name)
+        root = place(output) if output is not None else _root(run, name)
         return pulling.pull(source, root, say, checkpoints=checkpoints, only=only)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rankzero.api.places import places_told
+from rankzero.api.places import place, places_told
 
 if TYPE_CHECKING:
     from rankzero.engine.chat import Chat
@@ -135,10 +134,10 @@ def merge(
     from rankzero.run_dir.atomic import require_nothing_at
     from rankzero.run_dir.result import find_adapter, verify_result
 
-    found = find_adapter(Path(target), model)
-    require_nothing_at(Path(output))
+    found = find_adapter(place(target), model)
+    require_nothing_at(place(output))
     require_engine()
     tell(verify_result(found.directory))
     from rankzero.engine.merging import merge_adapter
 
-    return merge_adapter(found, Path(output), base_weights=base_weights)
+    return merge_adapter(found, place(output), base_weights=base_weights)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankzero.api.places import places_told
+from rankzero.api.places import place, places_told
 
 if TYPE_CHECKING:
     from rankzero.errors import Problem
@@ -54,7 +53,7 @@ def read(
     if isinstance(source, Mapping):
         settings = [*(Setting(str(name), value, "spec") for name, value in source.items()), *settings]
         return read_run_spec(None, settings, env=os.environ, for_pods=for_pods)
-    return read_run_spec(Path(source), settings, env=os.environ, for_pods=for_pods)
+    return read_run_spec(place(source), settings, env=os.environ, for_pods=for_pods)
 
 
 def checked(

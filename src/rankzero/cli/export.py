@@ -45,7 +45,8 @@ def export(
         ),
     ] = Form.SAFETENSORS,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", help="Directory or .gguf file to write; must not exist.")
+        str | None,
+        typer.Option("-o", "--output", metavar="PATH", help="Directory or .gguf file to write; must not exist."),
     ] = None,
     shard_size: Annotated[
         str | None, typer.Option("--shard-size", help="safetensors: the largest file; else 5GB.")

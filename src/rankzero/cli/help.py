@@ -7,8 +7,10 @@ than all the rest of --help.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from typer import Typer
@@ -40,14 +42,21 @@ class Sections(TyperGroup):
         _write_flags(self.get_params(ctx), ctx, formatter)
 
 
+_PLACES = {"FILE", "DIR", "PATH", "FILE|PROFILE", ".env", "infra.yaml"}
+"""What the help calls text that is a path here."""
+
+
 class Flags(TyperCommand):
-    """A command whose flags have a section for each panel, and whose numbers are finite."""
+    """A command whose flags have a section for each panel, whose numbers are finite, and whose paths may begin with
+    `~`: no shell sees to it in `--output=~/page.html`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises UsageError for `nan` and `inf`, which pass what is said of the least and the most."""
         rest = super().parse_args(ctx, args)
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
+            if value is not None:
+                ctx.params[parameter.name] = _at_home(value, is_place=parameter.metavar in _PLACES)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"must be a finite number, but is {value}", where=max(parameter.opts, key=len))
         return rest
@@ -55,6 +64,14 @@ class Flags(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, flags without a panel, then the panels."""
         _write_flags(self.get_params(ctx), ctx, formatter)
+
+
+def _at_home(value: Any, *, is_place: bool) -> Any:
+    if isinstance(value, list):
+        return [_at_home(one, is_place=is_place) for one in value]
+    if isinstance(value, Path):
+        return value.expanduser()
+    return os.path.expanduser(value) if is_place and isinstance(value, str) else value
 
 
 def use_flags(app: Typer) -> None:

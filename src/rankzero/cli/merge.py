@@ -20,7 +20,9 @@ class BaseChoice(StrEnum):
 
 def merge(
     adapter: AdapterArgument,
-    output: Annotated[str, typer.Option("-o", "--output", help="Directory to write the model to; must not exist.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="DIR", help="Directory to write the model to; must not exist.")
+    ],
     base: Annotated[
         BaseChoice,
         typer.Option(

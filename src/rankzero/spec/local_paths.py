@@ -166,6 +166,16 @@ def absolute(spec: RunSpec, base: Path) -> RunSpec:
     return with_paths(spec, change)
 
 
+def at_home(spec: RunSpec, *, shared: bool) -> RunSpec:
+    """What is read elsewhere, where `~` would be another home or a name: in it, this user's. `shared`: those who read
+    it have this one, so that a model may lie in it."""
+
+    def change(field: PathField) -> str:
+        return field.text if shared and field.kind == "model" else os.path.expanduser(field.text)
+
+    return with_paths(spec, change)
+
+
 def moved(spec: RunSpec, fields: Iterable[str], old: Path, new: Path) -> RunSpec:
     """The spec with the paths of these fields, which are relative to `old`, relative to `new` as the others are."""
     wanted, source, target = set(fields), os.path.realpath(old), os.path.realpath(new)

@@ -16,6 +16,7 @@ import pytest
 
 import rankzero
 from rankzero import errors
+from tests.support.paper_model import paper_model
 from tests.support.unreadable import close
 
 HEAVY = ("torch", "transformers", "peft", "numpy", "pandas", "pydantic", "lightkube", "typer", "rich", "yaml")
@@ -126,3 +127,16 @@ def test_a_submitted_run_whose_place_is_closed_is_an_error_of_ours(method: str) 
     run = rankzero.ClusterRun("r", "slurm", "default", "/shared/theirs/r", cast(Any, _Closed()))
     with pytest.raises(errors.StorageError, match="Permission denied"):
         getattr(run, method)()
+
+
+def test_a_home_in_a_path_is_who_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell has seen to `~` in a program."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paper_model(tmp_path / "m")
+    (tmp_path / "t.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    (tmp_path / "run.yaml").write_text("model: {name: ~/m}\ndata: {train: ~/t.jsonl}\n", encoding="utf-8")
+    assert rankzero.load_spec("~/run.yaml").data.train == str(tmp_path / "t.jsonl")
+    assert rankzero.data.check("~/t.jsonl").ok
+    with pytest.raises(rankzero.ConfigError, match="something already") as caught:
+        rankzero.export("~/m", "~/m")
+    assert caught.value.problems[0].where == str(tmp_path / "m")

@@ -47,6 +47,40 @@ def test_one_file_an_object(cli: Any, here: Path) -> None:
     assert files[-1].endswith("job-demo.yaml")
 
 
+def test_the_home_of_who_submits_is_no_name_on_a_volume(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~/runs` was a directory called ~ on the volume of results."""
+    monkeypatch.setenv("HOME", "/home/me")
+    (here / "run.yaml").write_text(f"{RUN}output_dir: ~/runs\n")
+    done = cli("render run.yaml --cluster nebius-2x1 data.eval='~/e.jsonl' data.chat_template='~/t.jinja'")
+    assert done.code == 78
+    for words in (
+        "output_dir: /home/me/runs is not on a volume",
+        "pods have nothing at /home/me/e.jsonl",
+        "me/t.jinja",
+    ):
+        assert words in done.err
+    monkeypatch.setenv("HOME", "/outputs/me")
+    assert "output_dir: /outputs/me/runs\n" in cli("render run.yaml --cluster nebius-2x1").out
+
+
+def test_a_model_in_a_home_that_hosts_share(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    place = {"kind": "slurm", "storage": {"outputs": {"mount": "/shared", "host_path": "/shared"}}}
+    (here / "cluster.yaml").write_text(yaml.safe_dump(place))
+    text = "model.name='~/m' data.train=org/rows"
+    assert "name: ~/m" in cli(f"render run.yaml {text}").out
+    assert "pods have nothing at /home/me/m" in cli(f"render run.yaml --cluster nebius-2x1 {text}").err
+
+
+def test_no_shell_sees_to_a_home_behind_an_equals_sign(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here / "home"))
+    for command in ("render run.yaml --cluster nebius-2x1 --output=~/out", "init --output=~/mine/run.yaml"):
+        assert cli(command).code == 0
+    assert list((here / "home").glob("out/*job-demo.yaml")) and (here / "home/mine/run.yaml").is_file()
+    assert "home/nope.yaml: no such file" in cli("render ~/mine/run.yaml --cluster=~/nope.yaml").err
+    assert not (here / "~").exists()
+
+
 def test_a_run_on_slurm_that_is_prepared_is_two_scripts_and_the_second_works_alone(cli: Any, here: Path) -> None:
     volumes = {name: {"mount": f"/shared/{name}", "host_path": f"/shared/{name}"} for name in ("outputs", "cache")}
     place = {"kind": "slurm", "storage": volumes, "slurm": {"partition": "gpu", "prepare_partition": "cpu"}}

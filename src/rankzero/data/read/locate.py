@@ -84,7 +84,7 @@ def understood(sources: Sequence[SourceSpec]) -> tuple[list[DataPath], dict[int,
     paths: list[DataPath] = []
     here: dict[int, tuple[str, ...]] = {}
     for index, source in enumerate(sources):
-        path = parse_data_path(source.path, os.path.exists)
+        path = parse_data_path(source.path, lambda name: os.path.exists(os.path.expanduser(name)))
         if path.place == "url" and path.path.startswith(_LOCAL_PROTOCOLS):
             path = DataPath("local", path.path.partition("://")[2], sample=path.sample)
         paths.append(path)
@@ -97,7 +97,7 @@ def understood(sources: Sequence[SourceSpec]) -> tuple[list[DataPath], dict[int,
             what = "rows are taken of one split, not of several"
             problems.append(Problem(what, source.path, "name each split by a source of its own"))
         elif path.place == "local":
-            files = local_files(path.path)
+            files = local_files(os.path.expanduser(path.path))
             if isinstance(files, Problem):
                 problems.append(files)
             else:
