@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,7 +290,19 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
-    return _not_writable(root) or _held(root)
+    return _not_writable(root) or _held(root) or _of_another_place(found, root)
+
+
+def _of_another_place(found: Loaded[RunSpec], root: Path) -> list[Finding]:
+    """That the spec is a run directory's own, and says where that was before it was moved or copied."""
+    own = Path(found.source("output_dir") or "")
+    lies_in_a_run = own.name == RunDir(own.parent).spec.name and os.path.exists(RunDir(own.parent).environment)
+    if not lies_in_a_run or os.path.realpath(own.parent) == os.path.realpath(root):
+        return []
+    here = own.parent.absolute()
+    what = f"this run was in {shown(root)} and is trained there, not here, where its directory lies now"
+    hint = f"to go on here: output_dir={shlex.quote(str(here.parent))} name={shlex.quote(here.name)}"
+    return [Finding("output_dir", what, hint, error=None)]
 
 
 def copy_findings(url: str | None) -> list[Finding]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from rankzero.preflight import look, look_for_files
 from rankzero.run_dir.lease import Lease
 from rankzero.spec.load import read_run_spec
 from tests.support.paper_model import paper_model
+from tests.support.run_directory import run_directory
 from tests.support.unreadable import close
 from tests.unit.run_dir.test_setting import save
 
@@ -302,6 +305,27 @@ def test_a_run_directory_that_another_setting_has_is_not_the_one_that_is_asked_f
         assert "is in use by" in str(found("name=r", "train.max_steps=3"))
     finally:
         lease.release()
+
+
+def test_a_moved_run_says_that_it_is_trained_where_it_was(project: Path) -> None:
+    run_directory(project / "runs/r")
+    own = project / "runs/r/run.yaml"
+    own.write_text(f"{GOOD}name: r\noutput_dir: {project}/runs\n", encoding="utf-8")
+    typed = [f"model.name={project}/m", f"data.train={project}/train.jsonl"]
+
+    def warned(path: str, *more: str) -> list[str]:
+        told: list[str] = []
+        look(read_run_spec(Path(path), [*typed, *more], env={}), warn=lambda problem: told.append(str(problem)))
+        return told
+
+    assert warned("runs/r/run.yaml") == []
+    shutil.copytree(project / "runs/r", project / "there/q")
+    (told,) = warned("there/q/run.yaml")
+    assert told.startswith("there/q/run.yaml:5 output_dir: this run was in runs/r and is trained there")
+    hint = told.rpartition("to go on here: ")[2]
+    assert warned("there/q/run.yaml", *shlex.split(hint)) == []
+    shutil.copy(own, project / "again.yaml")
+    assert warned("again.yaml") == [], "a spec that somebody took"
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
