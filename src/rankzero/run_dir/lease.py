@@ -2,8 +2,9 @@
 
 `lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
-but numbers of its own for processes, or of another boot, by whether its counter moves while we watch, so clocks that
-disagree between hosts do not matter. The file is only changed under a short `flock`.
+but numbers of its own for processes, or of another boot, or of another path, which a copy has, by whether its counter
+moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a short
+`flock`.
 """
 
 from __future__ import annotations
@@ -80,11 +81,17 @@ def _boot(process: object) -> str:
     return process.rpartition(":")[0] if isinstance(process, str) else ""
 
 
+def _is_of_place(current: dict[str, Any], root: Path) -> bool:
+    """Whether its owner took the directory under this path. Else it is a copy that was made meanwhile, or the same one
+    seen by another mount, which watching tells apart."""
+    return current.get("directory", os.path.realpath(root)) == os.path.realpath(root)  # one of before has none
+
+
 def holder(root: Path) -> str | None:
     """The process that holds a run directory, where it is known here. One elsewhere is only told by watching it."""
     lease = Lease(root)
     current = lease.read()
-    held = judged_at_once(current) and lease.is_held(current)
+    held = judged_at_once(current) and _is_of_place(current, root) and lease.is_held(current)
     return f"process {current['pid']} on {current['host']}" if held else None
 
 
@@ -155,6 +162,7 @@ class Lease:
 
     def _write(self, beat: int) -> None:
         holder = {
+            "directory": os.path.realpath(self.path.parent),
             "host": socket.gethostname(),
             "namespaces": _namespaces(),
             "pid": os.getpid(),
@@ -181,7 +189,7 @@ class Lease:
         return True
 
     def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
-        if judged_at_once(current):
+        if judged_at_once(current) and _is_of_place(current, self.path.parent):
             raise self._held(current)
         waited = 0.0
         while waited < WATCH_SECONDS:

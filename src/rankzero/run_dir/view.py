@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
-from rankzero.run_dir.lease import holder, judged_at_once
+from rankzero.run_dir.lease import Lease, holder
 from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
 """Interrupted: by a second Ctrl-C, without saving. Killed: its process is gone and has said nothing. Unknown: a process
-of another host, or of a container, has the directory."""
+of another host, or of a container, has the directory, or it is a copy of one that a process has."""
 
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
@@ -140,7 +140,7 @@ def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
 
 
 def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Phase:
-    lease = _read_json(root / "lease.json") or {}
+    lease = Lease(root).read()
     said = bool(starts and starts[-1].ended)  # this process itself writes its page when its start has ended
     if holder(root) is not None and not (said and lease.get("pid") == os.getpid()):
         return "Running"
@@ -148,7 +148,7 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
         return "Succeeded" if report is not None else "Stopped"
     ended = starts[-1].ended
     if ended is None:
-        return "Killed" if "host" not in lease or judged_at_once(lease) else "Unknown"
+        return "Unknown" if Lease(root).is_held(lease) else "Killed"
     phases: dict[str, Phase] = {
         "finished": "Succeeded",
         "stopped": "Stopped",

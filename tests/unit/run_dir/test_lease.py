@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -101,6 +102,37 @@ def test_an_owner_whose_number_is_nobodys_is_not_waited_for(known: dict[str, Any
     """A lease of a version before, or of a system without namespaces; and of a pod whose place one of the same name has
     taken: a restart would else cost the time of a watch."""
     hold_elsewhere(tmp_path, host=socket.gethostname(), **known)
+    lease = Lease(tmp_path)
+    lease.acquire(wait=lambda _seconds: pytest.fail("a dead process was waited for"))
+    lease.release()
+
+
+def test_a_copy_of_a_run_under_way_is_nobodys(tmp_path: Path) -> None:
+    """After it was watched: what has another path may be the same directory by another mount."""
+    first = Lease(tmp_path / "run")
+    first.acquire()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copy = json.loads((tmp_path / "copy/lease.json").read_text())
+    assert holder(tmp_path / "run") is not None and holder(tmp_path / "copy") is None
+    waits: list[float] = []
+
+    def beats(seconds: float) -> None:
+        waits.append(seconds)
+        (tmp_path / "copy/lease.json").write_text(json.dumps({**copy, "beat": len(waits)}))
+
+    with pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
+        Lease(tmp_path / "copy").acquire(wait=beats)
+    assert len(waits) == 1
+    second = Lease(tmp_path / "copy")
+    second.acquire(wait=waits.append)
+    assert sum(waits) >= 30
+    first.check()
+    for lease in (first, second):
+        lease.release()
+
+
+def test_a_copy_of_a_run_that_was_killed_is_free_at_once(tmp_path: Path) -> None:
+    hold_elsewhere(tmp_path, directory="/somewhere/else", **HERE)
     lease = Lease(tmp_path)
     lease.acquire(wait=lambda _seconds: pytest.fail("a dead process was waited for"))
     lease.release()
