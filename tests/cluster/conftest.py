@@ -31,6 +31,8 @@ IMAGE = os.environ.get("RANKZERO_TEST_IMAGE", "")
 STORAGE_CLASS = os.environ.get("RANKZERO_TEST_STORAGE_CLASS", "")
 ACCESS = os.environ.get("RANKZERO_TEST_ACCESS", "ReadWriteMany")
 CLAIM = "outputs"
+DIRECTORIES = "/var/tmp"
+"""Of the node, below which one is the volume where no class makes one."""
 SERVICE = "look"
 """A headless Service of its own, as runs have one."""
 SHORT, LONG = 12, 800
@@ -150,10 +152,11 @@ class Cluster:
         """A file on the results' volume, through a pod that prints it."""
         return self.in_pod(["python", "-c", f"print(open({path!r}).read(), end='')"])
 
-    def in_pod(self, command: list[str], *, user: int = 1000) -> str:
-        """Run a command in a pod that has the volume at /outputs; returns its log."""
+    def in_pod(self, command: list[str], *, user: int = 1000, volume: dict[str, Any] | None = None) -> str:
+        """Run a command in a pod that has the volume at /outputs, or another one; returns its log."""
         from lightkube.resources.core_v1 import Pod
 
+        volume = volume or {"persistentVolumeClaim": {"claimName": CLAIM}}
         name = f"look-{uuid.uuid4().hex[:8]}"
         pod = {
             "apiVersion": "v1",
@@ -171,7 +174,7 @@ class Cluster:
                         "volumeMounts": [{"name": "outputs", "mountPath": "/outputs"}],
                     }
                 ],
-                "volumes": [{"name": "outputs", "persistentVolumeClaim": {"claimName": CLAIM}}],
+                "volumes": [{"name": "outputs", **volume}],
             },
         }
         self.api.create(Pod.from_dict(pod))
@@ -235,9 +238,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         write_jsonl(folder / "eval.jsonl", chat_rows(7))
         yield made
     finally:
-        Client().delete(Namespace, namespace)
-        if not STORAGE_CLASS:
-            Client().delete(PersistentVolume, namespace)
+        try:
+            if not STORAGE_CLASS:
+                _remove_directory(made)
+        finally:
+            Client().delete(Namespace, namespace)
+            if not STORAGE_CLASS:
+                Client().delete(PersistentVolume, namespace)
 
 
 RULES_OF_KINDS = [
@@ -313,7 +320,7 @@ def _make_volume(cluster: Cluster) -> None:
                 "accessModes": [ACCESS],
                 "persistentVolumeReclaimPolicy": "Retain",
                 "storageClassName": "",
-                "hostPath": {"path": f"/var/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"},
+                "hostPath": {"path": f"{DIRECTORIES}/{cluster.namespace}", "type": "DirectoryOrCreate"},
                 "claimRef": {"namespace": cluster.namespace, "name": CLAIM},
             },
         }
@@ -326,6 +333,15 @@ def _make_volume(cluster: Cluster) -> None:
     )
     if not STORAGE_CLASS:  # the directory belongs to root; runs do not
         cluster.in_pod(["python", "-c", "import os; os.chmod('/outputs', 0o777)"], user=0)
+
+
+def _remove_directory(cluster: Cluster) -> None:
+    """Of the node, once nothing here writes to it any more: the volume keeps what it has."""
+    from lightkube.resources.core_v1 import Pod
+
+    for pod in cluster.api.list(Pod):
+        cluster.api.delete(Pod, str(pod.metadata and pod.metadata.name), grace_period=0)
+    cluster.in_pod(["rm", "-rf", f"/outputs/{cluster.namespace}"], user=0, volume={"hostPath": {"path": DIRECTORIES}})
 
 
 LOOK = f"""
