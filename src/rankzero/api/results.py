@@ -99,15 +99,17 @@ def chat(
 
 
 @places_told()
-def predict(target: str, texts: Sequence[str], *, tell: Tell = warn) -> Iterator[Prediction]:
-    """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier.
+def predict(target: str, texts: Sequence[str], *, model: str | None = None, tell: Tell = warn) -> Iterator[Prediction]:
+    """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier;
+    `model` is the base of an adapter, where it is not where the run or the adapter says.
 
     Raises ConfigError, StorageError where its weights are damaged, or DataError for texts without any token.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result
 
-    result = find_result(target, "classifies")
+    result = find_result(target, "classifies", model=model)
+    require_a_base(model, result, base=False)
     tell(result.changed)
     require_engine()
     from rankzero.engine.ask import put_into_classes

@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from rankzero.cli.data.inputs import ColumnsOption, HeaderOption, column_map
-from rankzero.cli.target import TargetArgument
+from rankzero.cli.target import BaseOption, TargetArgument
 from rankzero.errors import UsageError
 
 
 def predict(
-    model: TargetArgument,
+    target: TargetArgument,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Rows with text or sentence: JSONL, CSV, Parquet …")
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; repeatable.")] = None,
     columns: ColumnsOption = None,
     header: HeaderOption = None,
+    model: BaseOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print an object {text, label, probabilities} a line.")
     ] = False,
@@ -37,7 +38,8 @@ def predict(
     names = column_map(columns)
     rows = (row for file in files or () for row in read_texts(file, names, "auto" if header is None else header))
     texts = [*(text or ()), *(row.text for row in rows)]
-    for one, found in zip(texts, put_into_classes(model, texts, tell=warn_of_changes), strict=True):
+    predictions = put_into_classes(target, texts, model=model, tell=warn_of_changes)
+    for one, found in zip(texts, predictions, strict=True):
         if as_json:
             value = {"text": one, "label": found.label, "probabilities": found.probabilities}
             typer.echo(json.dumps(value, ensure_ascii=False))

@@ -84,7 +84,8 @@ def _boot(process: object) -> str:
 def _is_of_place(current: dict[str, Any], root: Path) -> bool:
     """Whether its owner took the directory under this path. Else it is a copy that was made meanwhile, or the same one
     seen by another mount, which watching tells apart."""
-    return current.get("directory", os.path.realpath(root)) == os.path.realpath(root)  # one of before has none
+    here = os.path.realpath(root)
+    return bool(current.get("directory", here) == here)  # one of before has none
 
 
 def holder(root: Path) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shlex
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -19,7 +18,6 @@ from rankzero.spec.nearby import dangling, near
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import ModelSpec, RunSpec
-    from rankzero.spec.tasks import ModelUse
 
 
 def as_from_here(spec: RunSpec, root: Path) -> RunSpec:
@@ -69,16 +67,13 @@ def at_place(model: ModelSpec, base: str, target: str) -> ModelSpec:
     return model.model_copy(update={"name": base, "revision": None, "local_dir": None})
 
 
-def require_base(model: ModelSpec, target: str, use: ModelUse) -> None:
+def require_base(model: ModelSpec, target: str) -> None:
     """Raise ConfigError where a base was at a path of this machine, and nothing is there any more."""
     place = os.path.expanduser(model.local_dir or model.name)
     is_path = model.local_dir is not None or place.startswith((".", "/")) or place.count("/") > 1
     if not is_path or not is_gone(place):
         return
     hint = "say where it is now: --model DIR"
-    if use == "classifies":
-        merge = f"rankzero merge {shlex.quote(target)} -o DIR --model BASE"
-        hint = f"make one model of both, which predict takes: {merge}"
     found = dangling(place) or (f"did you mean {close}?" if (close := near(place)) else "")
     hint = f"{hint}; {found}" if found else hint
     raise ConfigError(f"the base is not here any more: there is no {place}", where=target, hint=hint)

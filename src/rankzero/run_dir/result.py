@@ -29,8 +29,7 @@ WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_OUTPUT = "runs"
-_WRITE_BASE = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
-_NAME_BASE = f"give --model, or {_WRITE_BASE}"
+_NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
 _SHOWN = 5
 
 
@@ -123,23 +122,23 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
     directory = Path(target)
     if (run := run_at(directory)) is not None:
         found = _of_run(run, use, base=base)
-        return _with_base(found, model, target, use) if base or found.adapter is not None else found
+        return _with_base(found, model, target) if base or found.adapter is not None else found
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
         run = _run_of(directory)
-        found = _of_adapter(directory, model, use) if run is None else _of_checkpoint(directory, run, use)
-        return _with_base(found, model, target, use)
+        found = _of_adapter(directory, model) if run is None else _of_checkpoint(directory, run, use)
+        return _with_base(found, model, target)
     require_target(target)
     whole = _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
     return replace(whole, chat_template_kwargs=_template_kwargs(directory))
 
 
-def _with_base(found: Result, base: str | None, target: str, use: ModelUse) -> Result:
+def _with_base(found: Result, base: str | None, target: str) -> Result:
     """The same with its base taken from another place, where one is named. Raises ConfigError where none is, and the
     base is not here, or its tokenizer."""
     if base is None:
-        require_base(found.model, target, use)
+        require_base(found.model, target)
         return found
     return replace(found, model=at_place(found.model, base, target), base_is_given=True)
 
@@ -165,9 +164,9 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
     of_run = _run_of(path)
     if of_run is None:
-        model = ModelSpec.model_validate(_base_of(path, base, _NAME_BASE))
+        model = ModelSpec.model_validate(_base_of(path, base))
         if base is None:
-            require_base(model, str(path), "writes")
+            require_base(model, str(path))
         return Adapter(
             path,
             model,
@@ -179,7 +178,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     spec = spec_of(of_run, to_use=True)
     model, labels = spec.model, _labels(path) or spec.data.labels
     if base is None:
-        require_base(model, str(path), "writes")
+        require_base(model, str(path))
     else:
         model = at_place(model, base, str(path))
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
@@ -416,9 +415,9 @@ def spec_of(run: Path, *, to_use: bool = False) -> RunSpec:
     return as_from_here(with_own_tokenizer(spec, run / FINAL) if to_use else spec, run)
 
 
-def _of_adapter(directory: Path, base: str | None, use: ModelUse) -> Result:
+def _of_adapter(directory: Path, base: str | None) -> Result:
     own = has_tokenizer(directory)
-    named = _base_of(directory, base, _WRITE_BASE if use == "classifies" else _NAME_BASE)
+    named = _base_of(directory, base)
     result = _untrained({**named, "tokenizer_dir": str(directory) if own else None})
     return replace(
         result,
@@ -431,9 +430,9 @@ def _of_adapter(directory: Path, base: str | None, use: ModelUse) -> Result:
     )
 
 
-def _base_of(adapter: Path, base: str | None, hint: str) -> dict[str, Any]:
+def _base_of(adapter: Path, base: str | None) -> dict[str, Any]:
     """Name and revision of the model that an adapter says it belongs to, as a spec has them; of `base` the name, where
-    one is named. Raises ConfigError with `hint` where nothing says it."""
+    one is named. Raises ConfigError where nothing says it."""
     if base is not None:
         return {"name": base}
     file = adapter / ADAPTER_CONFIG
@@ -445,7 +444,7 @@ def _base_of(adapter: Path, base: str | None, hint: str) -> dict[str, Any]:
     name = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not name:
         what = "the adapter does not say which model it belongs to"
-        raise ConfigError(what, where=str(file), hint=hint)
+        raise ConfigError(what, where=str(file), hint=_NAME_BASE)
     return {"name": str(name), "revision": config.get("revision") or None}
 
 

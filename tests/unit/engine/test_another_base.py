@@ -20,6 +20,8 @@ from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.atomic import commit_directory
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
+from tests.support.runs import run_here
+from tests.support.tasks import task_spec
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 OTHERS = "these are not the weights that the run was trained on"
@@ -236,3 +238,17 @@ def test_a_whole_model_has_no_base_to_name(run: Path, tmp_path: Path) -> None:
             rankzero.generate(target, ["Ping"], model="elsewhere")
         with pytest.raises(UsageError, match="needs no base"):
             rankzero.evaluate(target, write_jsonl(tmp_path / "rows.jsonl", chat_rows(2)), model="elsewhere")
+
+
+def test_a_classifier_takes_its_base_from_where_it_is_now(tmp_path: Path, cli: Cli) -> None:
+    spec = task_spec("classify", tmp_path, lora={"r": 2, "target_modules": "all-linear"}, train__max_steps=1)
+    run_here(spec)
+    command = f'predict {tmp_path}/runs/small --text "dull" --json'
+    before = cli(command)
+    moved = (tmp_path / "model").rename(tmp_path / "mount")
+    refused = cli(command)
+    assert refused.code == 78 and "say where it is now: --model" in refused.err, refused.err
+    done = cli(f"{command} --model {moved}")
+    assert (done.code, done.out) == (0, before.out) and OTHERS not in done.err, done.err
+    whole = cli(f"predict {moved} --text dull --model {moved}")
+    assert whole.code == 2 and "this is a whole model" in whole.err

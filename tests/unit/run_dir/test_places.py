@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -99,7 +98,7 @@ def test_what_may_not_be_looked_at_is_not_gone(project: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(os, "stat", denied)
     assert places(moved / "runs/r") == expected(project)
-    require_base(ModelSpec(name=f"{project}/base"), "run", "writes")
+    require_base(ModelSpec(name=f"{project}/base"), "run")
     change = Change("model.name", f"{project}/base", f"{moved}/base", harmless=True)
     assert not has_moved(change)
 
@@ -170,14 +169,3 @@ def test_a_result_has_the_tokenizer_and_the_template_that_are_gone(project: Path
         (run / "final" / name).write_text("{}")
     before = find_result(str(run), "writes", base=True)
     assert before.model.tokenizer_dir == f"{run}/final" and before.chat_template == f"{run}/final/chat_template.jinja"
-
-
-def test_the_base_of_a_classifier_that_is_gone_is_merged_from_where_it_is(tmp_path: Path) -> None:
-    """`predict` has no such option."""
-    spec = {"name": "r", "task": "classify", "model": {"name": "/gone/base"}, "data": {"train": "t"}, "lora": {"r": 4}}
-    (tmp_path / "final").mkdir()
-    for name in ("run.yaml", "environment.json", "final/adapter_config.json"):
-        (tmp_path / name).write_text(json.dumps(spec if name == "run.yaml" else {}))
-    with pytest.raises(ConfigError, match="there is no /gone/base") as refused:
-        find_result(str(tmp_path), "classifies")
-    assert f"rankzero merge {tmp_path} -o DIR --model BASE" in refused.value.problems[0].hint
