@@ -117,6 +117,11 @@ def is_about_rights(message: str) -> bool:
     return _RBAC.search(message) is not None
 
 
+def lacks_namespace(message: str) -> bool:
+    """Whether the namespace itself is not there, so that nothing in it is."""
+    return _NAMESPACE.search(message) is not None
+
+
 def tells_unserved(message: str) -> bool:
     """Whether a 404 means that there is no such kind of object, not that there is no such object."""
     return _UNSERVED.search(message) is not None

@@ -172,7 +172,8 @@ class FakeCluster:
             raise RefusedError(401, "Unauthorized", "Unauthorized")
         reading = "watch" if query.get("watch") else "list"
         for verb, plural in self.forbidden:
-            if plural not in parts:
+            plural, _, name = plural.partition("/")  # of one object alone: secrets/keys
+            if plural not in parts or (name and name != parts[-1]):
                 continue
             one = parts[-1] != plural
             asked = {"GET": "get" if one else reading, "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]

@@ -41,6 +41,7 @@ from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest, submission_name
+from rankzero.launch.refusals import lacks_namespace
 from rankzero.launch.secrets import secret_manifest
 from rankzero.launch.untyped_json import at, text
 
@@ -82,7 +83,6 @@ class Submission:
             there = self._existing()
             left = find_leftovers(self.api, self.discovery, self._run, list(map(name_of, self.objects)), there)
             plan = decide(self.objects, there, going=[name_of(one) for one in left.owned])
-            plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
             later = self._check(plan)
             self._ask(plan, left)
         except ApiError as error:
@@ -145,7 +145,8 @@ class Submission:
         return self.api.read(resource_of(manifest), str(manifest["metadata"]["name"]))
 
     def _check(self, plan: Steps) -> set[str]:
-        """Let the server judge every object without keeping it. Raises one error with all refusals.
+        """Let the server judge every object without keeping it, and look for what they count on. Raises one error with
+        all refusals and all that is missing.
 
         Returns the names of what it can judge only once others are applied.
         """
@@ -161,11 +162,13 @@ class Submission:
                     later.add(name_of(step.manifest))
                 else:
                     refused.append(error)
+        nowhere = any(lacks_namespace(error.refusal.message) for error in refused)
+        problems = [*plan.problems, *([] if nowhere else self._missing(plan))]
         if refused:
             together = as_error(refused, self.api.place)
-            raise type(together)(_once([*plan.problems, *together.problems])) from refused[0]
-        if plan.problems:
-            raise ConfigError(plan.problems)
+            raise type(together)(_once([*problems, *together.problems])) from refused[0]
+        if problems:
+            raise ConfigError(problems)
         return later
 
     def _dry_run(self, step: Step) -> None:

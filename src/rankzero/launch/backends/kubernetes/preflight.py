@@ -38,6 +38,9 @@ class Preflight:
     replaces: bool = False
     """Whether pods of this run are there already, whose share of a quota comes free."""
     _unread: dict[str, None] = field(default_factory=dict)
+    _unknown: set[tuple[Resource, str]] = field(default_factory=set)
+    """Objects of which it is not known whether they are there: rights may be for some names alone. An empty name: all
+    of a kind."""
 
     def run(self) -> list[Problem]:
         """Everything that is missing."""
@@ -58,15 +61,15 @@ class Preflight:
         return what or "there is none of this name in the cluster", hint
 
     def _named(self, resource: Resource, name: str, words_: tuple[str, str]) -> Iterator[Problem]:
-        if self._read(resource, name) is None and resource.title not in self._unread:
+        if self._read(resource, name) is None and not {(resource, name), (resource, "")} & self._unknown:
             yield Problem(words_[0], f"{resource.kind}/{name}", words_[1])
 
     def _secrets(self) -> Iterator[Problem]:
         place = f"in namespace {self.api.place.namespace}"
         for name, keys in sorted(self.needs.secrets.items()):
             there = self._read(SECRET, name)
-            if SECRET.title in self._unread:
-                return
+            if (SECRET, name) in self._unknown:
+                continue
             has = None if there is None else set(at(there, "data"))  # its values are not kept
             for key, variable in sorted(keys.items()):
                 if has is not None and key in has:
@@ -141,6 +144,7 @@ class Preflight:
             return self.api.read(resource, name)
         except ApiError as error:
             self._note(resource, error)
+            self._unknown.add((resource, name))
             return None
 
     def _list(self, resource: Resource) -> list[Manifest] | None:
@@ -148,6 +152,7 @@ class Preflight:
             return self.api.list(resource)[0]
         except ApiError as error:
             self._note(resource, error)
+            self._unknown.add((resource, ""))
             return None
 
     def _note(self, resource: Resource, error: ApiError) -> None:

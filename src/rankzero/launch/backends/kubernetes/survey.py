@@ -47,7 +47,7 @@ class Surveyor:
     objects: Sequence[Manifest]
     _said: list[str] = field(default_factory=list)
     _doubts: list[Doubt] = field(default_factory=list)
-    _forbidden: set[Resource] = field(default_factory=set)
+    _forbidden: set[tuple[Resource, str]] = field(default_factory=set)
 
     def look(self) -> Survey:
         """All of it."""
@@ -152,7 +152,7 @@ class Surveyor:
     def _claims(self, needs: Needs) -> Iterator[str]:
         for name in sorted({*needs.claims, *needs.storage_classes}):
             there = self._read(CLAIM, name)
-            if there is None and CLAIM in self._forbidden:
+            if there is None and (CLAIM, name) in self._forbidden:
                 yield f"claim {name} may not be read"
                 continue
             if there is None:
@@ -174,10 +174,10 @@ class Surveyor:
         if not wanted:
             return "none needed"
         there = [name for name in wanted if self._read(SECRET, name) is not None]
-        missing = [name for name in wanted if name not in there]
-        why = "may not be read" if SECRET in self._forbidden else "not found"
-        parts = [f"{listed(there)} there" if there else "", f"{listed(missing)} {why}" if missing else ""]
-        return "; ".join(part for part in parts if part)
+        unknown = [name for name in wanted if (SECRET, name) in self._forbidden]
+        missing = [name for name in wanted if name not in (*there, *unknown)]
+        parts = ((there, "there"), (missing, "not found"), (unknown, "may not be read"))
+        return "; ".join(f"{listed(names)} {how}" for names, how in parts if names)
 
     def _queue(self, needs: Needs) -> str:
         kinds = self.discovery.queues()
@@ -203,7 +203,7 @@ class Surveyor:
             if error.status not in (403, 404):
                 raise
             if error.status == 403:
-                self._forbidden.add(resource)
+                self._forbidden.add((resource, name))
             return None
 
     def _list(self, resource: Resource) -> list[Manifest] | None:

@@ -78,6 +78,23 @@ def test_what_may_not_be_read_is_said_and_is_no_problem(bench: Bench) -> None:
     assert bench.cluster.names("jobs") == ["jobs/r"]
 
 
+def test_rights_for_some_secrets_hide_no_others(bench: Bench) -> None:
+    bench.cluster.forbidden.add(("get", "secrets/hf-token"))
+    pulls = ["keys", "hf-token"]
+    missing = refused(bench, secrets={"A": SECRETS["HF_TOKEN"], "KEY": SECRETS["KEY"]}, image_pull_secrets=pulls)
+    assert missing == {"Secret/keys": "there is no such secret in namespace train"}
+    assert bench.heard("not checked, for want of rights: secrets")
+    found = bench.backend().survey(objects(secrets=SECRETS))
+    assert dict(found.has)["secrets"] == "keys not found; hf-token may not be read"
+
+
+def test_in_a_namespace_that_is_not_there_nothing_else_is_missed(bench: Bench) -> None:
+    bench.cluster.writes.namespaces.clear()
+    more = {"mount": "/more", "claim": "given"}
+    missing = refused(bench, secrets=SECRETS, service_account={"name": "s"}, storage={**STORAGE, "more": more})
+    assert list(missing.values()) == ["there is no namespace train"]
+
+
 def test_a_run_that_goes_on_is_not_asked_again(bench: Bench) -> None:
     put(bench.cluster, "Secret", "hf-token", data={"token": "eA=="})
     manifests = objects(secrets={"HF_TOKEN": SECRETS["HF_TOKEN"]})
