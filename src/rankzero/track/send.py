@@ -29,11 +29,10 @@ from rankzero.errors import StorageError
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.stderr import write_stderr
 from rankzero.track.server import Row, RunFacts, Server, shown
-from rankzero.track.spool import KINDS, Sent, Spool, last_end, path_of
+from rankzero.track.spool import KINDS, Sent, Spool, last_end, path_of, setting_hash
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import printable
 
@@ -117,7 +116,7 @@ class Delivery:
             sent = self.sent
             self.sent = Sent(key=sent.key, spec=sent.spec, made_of=sent.made_of, unsure={**sent.last, **sent.unsure})
         if self.sent.spec is None or self.sent.place is None:
-            self.sent.spec, self.sent.place = self.sent.spec or spec_hash(self._spec), server.place
+            self.sent.spec, self.sent.place = self.sent.spec or setting_hash(self._spec), server.place
             self.sent.write(self._path)  # the key, before anything carries it
         facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
         there = server.begin(facts, self.sent.key, self.sent.there)

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import FLUSH_SECONDS, server_modules
-from rankzero.track.spool import Sent, last_end, path_of, unsent
+from rankzero.track.spool import Sent, last_end, path_of, setting_hash, unsent
 
 Say = Callable[[str], None]
 _MADE_OF = ("model", "tokenizer", "data")
@@ -41,8 +41,8 @@ class Sending:
             return
         try:
             if anew is not None:  # also where nothing is sent: a later start may send
-                spec, made_of = spec_hash(self._spec), {name: anew.get(name) for name in _MADE_OF}
-                self._forget_other_runs(spec, made_of)
+                spec, made_of = setting_hash(self._spec), {name: anew.get(name) for name in _MADE_OF}
+                self._forget_other_runs((spec, spec_hash(self._spec)), made_of)
                 for path in (self._run_dir.tracking / f"{name}.json" for name in self._names):
                     if not path.exists():
                         Sent(spec=spec, made_of=made_of).write(path)
@@ -64,14 +64,14 @@ class Sending:
         if any(_left(self._run_dir, name) for name in self._names):
             self.start(anew=None)
 
-    def _forget_other_runs(self, spec: str, made_of: Mapping[str, Any]) -> None:
+    def _forget_other_runs(self, specs: Collection[str], made_of: Mapping[str, Any]) -> None:
         """Drop what was noted of runs of other specs or of other content, and the machine's numbers where no server has
-        this run yet: they are an earlier one's. Raises OSError."""
+        this run yet: they are an earlier one's. `specs`: how this one's may be noted. Raises OSError."""
         begun = False
         for path in sorted(self._run_dir.tracking.glob("*.json")):
             with suppress(ValueError, TypeError):
                 noted = Sent.read(path)
-                if (noted.spec, noted.made_of) == (spec, made_of):
+                if noted.spec in specs and noted.made_of == made_of:
                     begun = True
                     continue
             path.unlink(missing_ok=True)

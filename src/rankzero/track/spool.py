@@ -8,6 +8,7 @@ sent of them stays sent.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
@@ -18,6 +19,9 @@ from uuid import uuid4
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.goodput import Ending, read_starts
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.local_paths import PathField, with_paths
+from rankzero.spec.resolve import spec_hash
+from rankzero.spec.run_spec import RunSpec
 from rankzero.track.server import Kind, Row
 
 KINDS: tuple[Kind, ...] = ("metrics", "samples", "saves", "system")
@@ -37,7 +41,7 @@ class Sent:
     key: str = field(default_factory=lambda: uuid4().hex)
     """The run's own name for servers that give it another one."""
     spec: str | None = None
-    """Hash of the spec that was trained when the run was begun there."""
+    """`setting_hash` of what was trained when the run was begun there; of before it, the hash of the whole spec."""
     made_of: dict[str, Any] | None = None
     """Which model, tokenizer and data it was begun with, as checkpoints' manifests have them."""
     place: str | None = None
@@ -67,6 +71,16 @@ class Sent:
     def write(self, path: Path) -> None:
         """Raises StorageError."""
         write_json(path, asdict(self))
+
+
+def setting_hash(spec: RunSpec) -> str:
+    """Hash of what a spec trains, wherever its files lie: their content is in `Sent.made_of`, and a project may have
+    moved."""
+
+    def name(field: PathField) -> str:
+        return os.path.basename(field.text.rstrip("/")) if os.path.isabs(field.text) else field.text
+
+    return spec_hash(with_paths(spec, name))
 
 
 class Spool:

@@ -16,7 +16,7 @@ from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.track import sender
 from rankzero.track.sender import Sending
-from rankzero.track.spool import Sent, path_of
+from rankzero.track.spool import Sent, path_of, setting_hash
 from tests.support.trackers import note_start
 
 SPEC = RunSpec.model_validate(
@@ -117,7 +117,7 @@ def test_an_end_that_an_earlier_start_sent_is_not_that_of_the_run(run_dir: RunDi
 
 
 @pytest.mark.parametrize("sends", [True, False])
-@pytest.mark.parametrize("begun_by", ["another", "this", "nobody", "other data"])
+@pytest.mark.parametrize("begun_by", ["another", "this", "a version before", "elsewhere", "nobody", "other data"])
 def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     begun_by: str, sends: bool, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,10 @@ def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     made_of = {"model": "m", "tokenizer": "t", "data": "d"}
     if begun_by != "nobody":
         about = {**made_of, "data": "mended since"} if begun_by == "other data" else made_of
-        by = "other" if begun_by == "another" else spec_hash(spec)
+        there = spec.model_copy(update={"data": spec.data.model_copy(update={"train": "/before/t.jsonl"})})
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"train": "/now/t.jsonl"})})
+        noted = {"another": "other", "a version before": spec_hash(spec), "elsewhere": setting_hash(there)}
+        by = noted.get(begun_by, setting_hash(spec))
         Sent(spec=by, made_of=about, last={"system": 1}).write(sent)
     started: list[bool] = []
     sending = Sending(run_dir, spec, print)
@@ -137,6 +140,8 @@ def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     sending.start(anew={**made_of, "eval_data": "e"})
     sending.end(print)
     assert started == [True] * sends
-    assert system.exists() == (begun_by == "this") and sent.exists() == (sends or begun_by == "this")
-    assert Sent.read(sent).last == ({"system": 1} if begun_by == "this" else {})
-    assert not sends or (Sent.read(sent).spec, Sent.read(sent).made_of) == (spec_hash(spec), made_of)
+    goes_on = begun_by in ("this", "a version before", "elsewhere")
+    assert system.exists() == goes_on and sent.exists() == (sends or goes_on)
+    assert Sent.read(sent).last == ({"system": 1} if goes_on else {})
+    known = (spec_hash(spec), setting_hash(spec)) if goes_on else (setting_hash(spec),)
+    assert not sends or (Sent.read(sent).spec in known and Sent.read(sent).made_of == made_of)
