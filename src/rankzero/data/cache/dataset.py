@@ -201,9 +201,14 @@ class TokenizedDataset:
     def label_names(self) -> RowLabels:
         """The class of each row by its name."""
         whole = pa.chunked_array([chunk for part in self._parts for chunk in part.chunks("label")], pa.string())
-        encoded = whole.dictionary_encode().combine_chunks()
-        codes = _array(encoded.indices.fill_null(-1))
-        return RowLabels(tuple(encoded.dictionary.to_pylist()), self._chosen(codes))
+        encoded = whole.dictionary_encode(null_encoding="encode").combine_chunks()
+        names, codes = encoded.dictionary.to_pylist(), _array(encoded.indices)
+        if None in names:
+            none = names.index(None)
+            numbers = np.arange(len(names), dtype=np.int32)
+            codes = np.where(numbers == none, -1, numbers - (numbers > none)).astype(np.int32)[codes]
+            del names[none]
+        return RowLabels(tuple(names), self._chosen(codes))
 
     def images(self, i: int) -> tuple[str, ...]:
         """Where the images of a row are, in the order of their placeholders."""

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -224,7 +224,7 @@ def record_batch(block: Block, source: int) -> Any:
 
 
 # `pa.array` imports pandas to know whether it was given something of it: most of a second of each process that writes
-# rows. So what most rows are made of is told in another way.
+# rows. So arrays are made of the buffers that it would make.
 
 
 def _column(values: npt.NDArray[Any]) -> Any:
@@ -239,12 +239,24 @@ def _lists(offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> Any:
 def _labels(labels: list[str | None]) -> Any:
     if all(label is None for label in labels):
         return pa.nulls(len(labels), pa.string())
-    return pa.array(labels, type=pa.string())
+    known = np.array([label is not None for label in labels])
+    bitmap = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    return _texts([label or "" for label in labels], bitmap)
+
+
+def _texts(texts: Sequence[str], known: Any = None) -> Any:
+    """`known`: the bits of those that are none."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)), known)
 
 
 def _images(images: list[tuple[ImageFile, ...]]) -> Any:
     kind = SCHEMA.field("images").type
-    if not any(images):
-        nowhere = np.zeros(len(images) + 1, dtype=np.int32)
-        return pa.ListArray.from_arrays(_column(nowhere), pa.nulls(0, kind.value_type))
-    return pa.array(images, type=kind)
+    offsets = np.cumsum([0, *map(len, images)], dtype=np.int32)
+    every = [image for of_row in images for image in of_row]
+    if not every:
+        return pa.ListArray.from_arrays(_column(offsets), pa.nulls(0, kind.value_type))
+    columns = [_texts([getattr(image, field.name) for image in every]) for field in kind.value_type]
+    made = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(_column(offsets), made, type=kind)

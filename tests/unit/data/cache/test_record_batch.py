@@ -98,6 +98,17 @@ def test_columns_are_what_arrow_makes_of_the_rows(rows: list[dict[str, Any]]) ->
     assert written.to_pylist() == pa.RecordBatch.from_pylist(rows, schema=SCHEMA).to_pylist() == rows
 
 
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=["some without", "all with"])
+def test_texts_lie_as_arrow_lays_them(rows: list[dict[str, Any]]) -> None:
+    """To the byte: what was written before is what is written now."""
+
+    def lies(batch: Any) -> list[bytes | None]:
+        buffers = [one for name in ("label", "images") for one in batch.column(name).buffers()]
+        return [None if one is None else one.to_pybytes().rstrip(b"\0") for one in buffers]
+
+    assert lies(record_batch(block(rows), 3)) == lies(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+
+
 def test_arrays_that_are_a_view_of_larger_ones_are_written_as_they_are() -> None:
     whole = block(ROWS)
     wide = np.stack([whole.lines, whole.lines + 1], axis=1)
@@ -130,3 +141,22 @@ def test_text_is_tokenised_and_read_without_pandas(tmp_path: Path, tiny: Path, o
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "True rows.jsonl:5 False", done.stderr
+
+
+_LABELLED = """
+import sys
+from types import SimpleNamespace
+from rankzero.data.cache.dataset import TokenizedDataset
+from tests.unit.data.cache.test_record_batch import ROWS, block
+from rankzero.data.cache.segments import record_batch
+batch = record_batch(block(ROWS), 3)
+part = SimpleNamespace(chunks=lambda name: [batch.column(name)])
+held = SimpleNamespace(_parts=[part], _chosen=lambda codes: codes)
+labels, (image, _) = list(TokenizedDataset.label_names.func(held)), batch.column("images")[0].as_py()
+print(labels, image["path"], "pandas" in sys.modules)
+"""
+
+
+def test_labels_and_images_are_written_and_read_without_pandas() -> None:
+    done = subprocess.run([sys.executable, "-c", _LABELLED], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines() == ["['né', None, None] path é False"], done.stderr
