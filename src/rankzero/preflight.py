@@ -39,7 +39,7 @@ from rankzero.run_dir.setting import settled
 from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, absolute, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
-from rankzero.spec.no_effect import unread_of_run, unread_on_cpus
+from rankzero.spec.no_effect import in_vain_on_cpus, unread_of_run
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.track.send import server_modules
@@ -132,7 +132,7 @@ def _doubtful(problems: Iterable[Problem]) -> list[Finding]:
 
 def device_findings(spec: RunSpec) -> list[Finding]:
     """What the devices of this machine have no use for. Drivers take a moment to answer, so they are asked last."""
-    unread = unread_on_cpus(spec)
+    unread = in_vain_on_cpus(spec)
     on_cpus = bool(unread) and platform.system() != "Darwin" and not local_gpu_count(os.environ)
     return _doubtful(unread) if on_cpus else []
 

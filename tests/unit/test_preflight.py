@@ -154,7 +154,13 @@ def test_a_single_row_to_evaluate_on_is_doubtful(rows: int, warns: bool) -> None
     assert [word.startswith("e.jsonl has one row") for word in warned] == [True] * warns
 
 
-@pytest.mark.parametrize("overrides", ["train.activation_offloading=true", "train.offload=all train.sharding=fsdp"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *("train.activation_offloading=true", "train.offload=all train.sharding=fsdp"),
+        *("model.kernels=liger", "model.attention=flash_attention_2", "model.attention=flex_attention"),
+    ],
+)
 @pytest.mark.parametrize(("gpus", "system", "warns"), [(0, "Linux", True), (1, "Linux", False), (0, "Darwin", False)])
 def test_what_only_a_gpu_has_a_use_for_is_doubtful_on_cpus(
     overrides: str, gpus: int, system: str, warns: bool, monkeypatch: pytest.MonkeyPatch

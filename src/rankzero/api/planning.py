@@ -141,11 +141,11 @@ def without_effect(plan: Plan) -> list[Problem]:
     """What run.yaml and cluster.yaml say in vain where the run goes, each at its line. What would change what runs is
     refused instead."""
     from rankzero.spec.kinds import kind_section
-    from rankzero.spec.no_effect import unread_of_cluster, unread_of_run, unread_on_cpus
+    from rankzero.spec.no_effect import in_vain_on_cpus, unread_of_cluster, unread_of_run
     from rankzero.wording import listed
 
     cluster = plan.cluster
-    found = [*unread_of_run(plan.run), *([] if cluster.gpu else unread_on_cpus(plan.run))]
+    found = [*unread_of_run(plan.run), *([] if cluster.gpu else in_vain_on_cpus(plan.run))]
     found += [Problem(one.what, f"{CLUSTER_PREFIX}{one.where}", one.hint) for one in unread_of_cluster(cluster)]
     found = [Problem(one.what, plan.where(one.where), one.hint) for one in found]
     if not kind_section(cluster.kind).on_this_machine:

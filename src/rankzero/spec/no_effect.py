@@ -35,14 +35,26 @@ def unread_of_run(spec: RunSpec) -> list[Problem]:
     return found
 
 
-def unread_on_cpus(spec: RunSpec) -> list[Problem]:
-    """Fields of a run spec without effect where its processes compute on CPUs."""
+_OF_GPUS = ("flash_attention_2", "flash_attention_3", "flex_attention")
+"""Kinds of attention that model/attention.py refuses on CPUs."""
+
+
+def in_vain_on_cpus(spec: RunSpec) -> list[Problem]:
+    """Fields of a run spec without effect where its processes compute on CPUs, or that end the run there once its rows
+    are read: who sees no GPU may be wrong, so that this is no error yet."""
     what = "processes on CPUs keep everything in the machine's memory already"
-    return [
+    found = [
         Problem(what, field, "leave it out")
         for field in ("train.activation_offloading", "train.offload")
         if _is_said(spec, field)
     ]
+    if spec.model.kernels != "none":
+        what = f"{spec.model.kernels} kernels need an NVIDIA GPU: without one the run will be refused"
+        found.append(Problem(what, "model.kernels", "leave it out"))
+    if spec.model.attention in _OF_GPUS:
+        what = f"{spec.model.attention} needs an NVIDIA GPU: without one the run will be refused"
+        found.append(Problem(what, "model.attention", "leave it out: auto takes the fastest that there is"))
+    return found
 
 
 def _is_said(spec: RunSpec, field: str) -> bool:

@@ -51,11 +51,11 @@ def test_what_a_plan_refuses_of_a_cluster_is_said_at_its_line(place: Place) -> N
 
 @pytest.mark.parametrize("gpu", ["true", "false"])
 def test_what_only_a_gpu_has_a_use_for_is_said_of_clusters_without(place: Place, gpu: str) -> None:
-    more = "train.activation_offloading=true train.sharding=fsdp train.offload=all"
+    more = "train.activation_offloading=true train.sharding=fsdp train.offload=all model.kernels=liger"
     done = place(f"render run.yaml {more} cluster.gpu={gpu}")
     assert done.code == 0, done.err
     told = [line.split(": ")[1].split()[-1] for line in done.err.splitlines() if line.startswith("warning: ")]
-    assert told == (["train.activation_offloading", "train.offload"] if gpu == "false" else [])
+    assert told == (["train.activation_offloading", "train.offload", "model.kernels"] if gpu == "false" else [])
 
 
 @pytest.mark.parametrize(

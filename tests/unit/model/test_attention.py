@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from rankzero.errors import ConfigError
 from rankzero.model import attention, varlen
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.load import kind_of
+from rankzero.spec.no_effect import in_vain_on_cpus
+from rankzero.spec.run_spec import Attention as AttentionName
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -93,6 +95,16 @@ def test_on_a_cpu(wanted: RunSpec, chosen: Attention, dtype: torch.dtype) -> Non
     if chosen.implementation is None and dtype is torch.bfloat16:
         chosen = Attention("varlen", True) if wanted.train.padding_free == "auto" else Attention("blocks", False)
     assert choose(wanted, config(), "cpu", dtype) == chosen
+
+
+@pytest.mark.parametrize("name", get_args(AttentionName))
+def test_what_is_refused_on_a_cpu_is_said_before_rows_are_read(name: Any) -> None:
+    refused = False
+    try:
+        choose(spec(name), config(), "cpu", torch.float32)
+    except ConfigError:
+        refused = True
+    assert [problem.where for problem in in_vain_on_cpus(spec(name))] == ["model.attention"] * refused
 
 
 def test_float32_on_a_gpu_is_padded_unless_asked_otherwise(machine: Any) -> None:
