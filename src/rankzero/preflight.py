@@ -290,14 +290,20 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
-    return _not_writable(root) or _held(root) or _of_another_place(found, root)
+    return _not_writable(root) or _held(root) or _of_another_place(found)
 
 
-def _of_another_place(found: Loaded[RunSpec], root: Path) -> list[Finding]:
-    """That the spec is a run directory's own, and says where that was before it was moved or copied."""
-    own = Path(found.source("output_dir") or "")
+def _of_another_place(found: Loaded[RunSpec]) -> list[Finding]:
+    """That the spec is a run directory's own, and says where that was before it was moved or copied. Nothing of a name
+    that was given beside it, and of what is to be new: that is no going on with it."""
+    source = found.source("output_dir")
+    own = Path(source or "")
     lies_in_a_run = own.name == RunDir(own.parent).spec.name and os.path.exists(RunDir(own.parent).environment)
-    if not lies_in_a_run or os.path.realpath(own.parent) == os.path.realpath(root):
+    anew = found.spec.resume == "new" and found.source("resume") != source
+    if not lies_in_a_run or found.spec.name is None or found.source("name") != source or anew:
+        return []
+    root = Path(in_base(found.spec.output_dir, found.base)) / found.spec.name
+    if os.path.realpath(own.parent) == os.path.realpath(root):
         return []
     here = own.parent.absolute()
     what = f"this run was in {shown(root)} and is trained there, not here, where its directory lies now"

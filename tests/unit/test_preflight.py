@@ -18,7 +18,8 @@ from rankzero.errors import ConfigError, DataError, RankzeroError, StorageError
 from rankzero.model.files import NAMED_AS_STORED
 from rankzero.preflight import look, look_for_files
 from rankzero.run_dir.lease import Lease
-from rankzero.spec.load import read_run_spec
+from rankzero.spec.load import load_run_spec, read_run_spec
+from rankzero.spec.resolve import resolve
 from tests.support.paper_model import paper_model
 from tests.support.run_directory import run_directory
 from tests.support.unreadable import close
@@ -324,12 +325,16 @@ def test_a_moved_run_says_that_it_is_trained_where_it_was(project: Path) -> None
         look(read_run_spec(Path(path), [*typed, *more], env={}), warn=lambda problem: told.append(str(problem)))
         return told
 
-    assert warned("runs/r/run.yaml") == []
+    save(resolve(load_run_spec(own, typed, env={}).spec), step=61)
+    for more in ([], ["name=r2"], ["name=null"], ["resume=new"], ["resume=continue"], ["name=null", "resume=new"]):
+        assert warned("runs/r/run.yaml", *more) == [], more
+        assert warned("runs/r/run.yaml", *more, "lora.r=16") == [], more
     shutil.copytree(project / "runs/r", project / "there/q")
     (told,) = warned("there/q/run.yaml")
     assert told.startswith("there/q/run.yaml:5 output_dir: this run was in runs/r and is trained there")
     hint = told.rpartition("to go on here: ")[2]
     assert warned("there/q/run.yaml", *shlex.split(hint)) == []
+    assert warned("there/q/run.yaml", "resume=continue") == [told]
     shutil.copy(own, project / "again.yaml")
     assert warned("again.yaml") == [], "a spec that somebody took"
 
