@@ -116,14 +116,15 @@ def status(run: str | os.PathLike[str], cluster: str | None = None) -> RunView |
     """
     from rankzero.run_dir.view import view_run
 
-    here = local_run(os.fspath(run), cluster)
+    asked = os.path.expanduser(os.fspath(run))
+    here = local_run(asked, cluster)
     if here is not None:
         return view_run(here)
     from rankzero.launch.status import run_status
 
-    with told_of_this_machine(os.fspath(run), cluster):
+    with told_of_this_machine(asked, cluster):
         backend = backend_for(cluster)[1]
-        return run_status(backend.collect(find_run(backend, os.fspath(run))))
+        return run_status(backend.collect(find_run(backend, asked)))
 
 
 def local_run(run: str, cluster: str | None) -> Path | None:

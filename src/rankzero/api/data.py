@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankzero.api.places import places_told
+from rankzero.api.places import place, places_told
 from rankzero.api.tokenizers import (
     TokenizerPlace,
     find_tokenizer,
@@ -174,14 +174,26 @@ def _wanted(
     chat_template: str | os.PathLike[str] | None,
     rules: TokenRules,
 ) -> Wanted:
-    from rankzero.spec.run_spec import ModelSpec, SourceSpec
+    from rankzero.spec.run_spec import ModelSpec
 
     several = [data] if isinstance(data, str | os.PathLike | Mapping) else data
-    sources = [
-        SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in several
+    tokenizer = None if model is None else find_tokenizer(ModelSpec(name=model), "model")
+    return Wanted(sources_of(several), (), tokenizer, None if chat_template is None else place(chat_template), rules)
+
+
+def sources_of(data: Iterable[DataSource]) -> list[SourceSpec]:
+    """What was given as data, with a home in its paths as that of who runs this."""
+    from rankzero.spec.run_spec import SourceSpec
+
+    def at_home(source: SourceSpec) -> SourceSpec:
+        root = source.image_root
+        places = {"path": os.path.expanduser(source.path), "image_root": None if root is None else str(place(root))}
+        return source.model_copy(update=places)
+
+    return [
+        at_home(SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}))
+        for one in data
     ]
-    place = None if model is None else find_tokenizer(ModelSpec(name=model), "model")
-    return Wanted(sources, (), place, None if chat_template is None else Path(chat_template), rules)
 
 
 def wanted_by(spec: RunSpec) -> Wanted:

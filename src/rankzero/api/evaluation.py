@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankzero.api.data import DataSource
+from rankzero.api.data import DataSource, sources_of
 from rankzero.api.places import place, places_told
 from rankzero.api.results import Tell, require_a_base, warn
 from rankzero.errors import DataError, Problem, StorageError, UsageError
@@ -117,6 +117,8 @@ def evaluate(
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result, run_at
 
+    if tasks is not None and tasks.directory is not None:
+        tasks = replace(tasks, directory=str(place(tasks.directory)))
     several = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)
     if not several and tasks is None:
         raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
@@ -168,9 +170,8 @@ def _measured(
     from rankzero.engine.held_out import about, ask_all, graded, require_askable, summed_up, to_compare
     from rankzero.engine.judge import Judge
     from rankzero.run_dir.evaluation import unique
-    from rankzero.spec.run_spec import SourceSpec
 
-    sources = [SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in data]
+    sources = sources_of(data)
     _require_no_weight(sources)
     questions = [(source.path, read_questions(source, seed=0)) for source in sources]
     if judge is None:

@@ -40,8 +40,9 @@ def as_ours(error: OSError) -> RankzeroError | None:
 
 
 def place(path: str | os.PathLike[str]) -> Path:
-    """A path that somebody gave a function of ours, with `~` as this user's home, which no shell has seen to."""
-    return Path(path).expanduser()
+    """A path that somebody gave a function of ours, with `~` as this user's home, which no shell has seen to. Of whom
+    nobody knows (`~nobody`) it is a name like any other, which pathlib would raise for."""
+    return Path(os.path.expanduser(path))
 
 
 @contextmanager

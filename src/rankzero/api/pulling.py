@@ -45,6 +45,7 @@ def pull(
     """
     from rankzero.persist import pulling
 
+    run = os.path.expanduser(run)
     wanted = _wanted(run, url, asks_cluster=cluster is not None)
     with _source(wanted, cluster, say) as (source, name):
         root = place(output) if output is not None else _root(run, name)

@@ -62,7 +62,7 @@ def generate(
     require_engine()
     from rankzero.engine.ask import ask
 
-    return ask(result, prompts, images=images, max_new_tokens=max_new_tokens)
+    return ask(result, prompts, images=[os.path.expanduser(image) for image in images], max_new_tokens=max_new_tokens)
 
 
 @places_told()

@@ -59,15 +59,16 @@ class Run:
         from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
         from rankzero.spec.nearby import near
 
-        for path in (Path(run).expanduser(), Path(DEFAULT_OUTPUT) / run):
+        given = os.path.expanduser(run)
+        for path in (Path(given), Path(DEFAULT_OUTPUT) / given):
             if (path / "run.yaml").is_file():
                 return cls(path)
-        require_target(str(run))
-        if Path(run).expanduser().exists():
-            raise ConfigError("this is no run directory: run.yaml is missing", where=str(run))
-        close = near(Path(DEFAULT_OUTPUT) / run)
+        require_target(str(given))
+        if Path(given).exists():
+            raise ConfigError("this is no run directory: run.yaml is missing", where=str(given))
+        close = near(Path(DEFAULT_OUTPUT) / given)
         hint = f"did you mean {close}?" if close else "`rankzero list` shows the runs of this machine"
-        raise ConfigError("there is no such run here", where=str(run), hint=hint)
+        raise ConfigError("there is no such run here", where=str(given), hint=hint)
 
     @property
     def name(self) -> str:

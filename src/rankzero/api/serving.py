@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankzero.api.places import place
 from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def plan_serving(
     result = find_result(target, "writes", model=model)
     require_a_base(model, result, base=False)
     chosen = choose_engine(engine)
-    weights = result.adapter or Path(str(result.model.local_dir or result.model.name)).expanduser()
+    weights = result.adapter or place(str(result.model.local_dir or result.model.name))
     if not weights.is_dir():
         hint = "name a run, or a directory with a model; the servers fetch others by themselves"
         raise ConfigError("there is no such model on this machine", where=target, hint=hint)
@@ -131,7 +132,7 @@ def served(
 def _name_of(target: str) -> str:
     from rankzero.run_dir.result import FINAL
 
-    path = Path(os.path.realpath(Path(target).expanduser()))
+    path = Path(os.path.realpath(place(target)))
     return path.parent.name if path.name == FINAL else path.name
 
 
@@ -146,7 +147,7 @@ def _state_of(weights: Path, result: Result) -> str:
     is not known to be that."""
     facts = _files(weights)
     if result.adapter is not None:
-        base = Path(result.model.local_dir or result.model.name).expanduser()
+        base = place(result.model.local_dir or result.model.name)
         if result.trained_on is not None and (not result.base_is_given or _is_trained(base, result)):
             facts.append(result.trained_on.fingerprint)
         elif base.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def find_tokenizer(model: ModelSpec, where: str = "model.name") -> TokenizerPlac
             from rankzero.model.source import locate
 
             return str(locate(model).tokenizer)
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         return str(path if path.is_dir() else snapshot(model.model_copy(update={"name": name}), TOKENIZER))
 
     try:

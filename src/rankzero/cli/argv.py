@@ -59,7 +59,7 @@ def spec_arguments(arguments: Sequence[str]) -> SpecArguments:
     if files:
         _require_spec(files[0])
     overrides = tuple(argument for argument in arguments if "=" in argument)
-    return SpecArguments(Path(files[0]).expanduser() if files else None, overrides)
+    return SpecArguments(Path(os.path.expanduser(files[0])) if files else None, overrides)
 
 
 def no_spec(what: str) -> UsageError:

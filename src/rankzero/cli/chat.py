@@ -101,11 +101,12 @@ class Talk:
             self._answer(line)
 
     def _note_image(self, path: str) -> None:
-        from pathlib import Path
+        import os
 
-        if not Path(path).expanduser().is_file():
+        path = os.path.expanduser(path)
+        if not os.path.isfile(path):
             raise DataError("there is no such image", where=path or "/image", hint="/image PATH")
-        self.images.append(str(Path(path).expanduser()))
+        self.images.append(path)
 
     def _answer(self, text: str) -> None:
         images, self.images = tuple(self.images), []

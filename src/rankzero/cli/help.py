@@ -42,8 +42,8 @@ class Sections(TyperGroup):
         _write_flags(self.get_params(ctx), ctx, formatter)
 
 
-_PLACES = {"FILE", "DIR", "PATH", "FILE|PROFILE", ".env", "infra.yaml"}
-"""What the help calls text that is a path here."""
+_PLACES = frozenset({"FILE", "DIR", "PATH", "RUN", "MODEL", "ADAPTER", ".env", "infra.yaml"})
+"""What the help calls text that is or may be a path here, alone or beside something else (`DIR|ID`)."""
 
 
 class Flags(TyperCommand):
@@ -56,7 +56,8 @@ class Flags(TyperCommand):
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             if value is not None:
-                ctx.params[parameter.name] = _at_home(value, is_place=parameter.metavar in _PLACES)
+                is_place = not _PLACES.isdisjoint((parameter.metavar or "").split("|"))
+                ctx.params[parameter.name] = _at_home(value, is_place=is_place)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"must be a finite number, but is {value}", where=max(parameter.opts, key=len))
         return rest
@@ -70,7 +71,7 @@ def _at_home(value: Any, *, is_place: bool) -> Any:
     if isinstance(value, list):
         return [_at_home(one, is_place=is_place) for one in value]
     if isinstance(value, Path):
-        return value.expanduser()
+        return Path(os.path.expanduser(value))
     return os.path.expanduser(value) if is_place and isinstance(value, str) else value
 
 

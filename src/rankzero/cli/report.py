@@ -83,10 +83,11 @@ def _run(target: str) -> Path:
 
 def _serve(targets: list[str], *, compare: bool) -> None:
     """Until Ctrl-C."""
+    from rankzero.api.places import place
     from rankzero.report.live import served
     from rankzero.run_dir.result import DEFAULT_OUTPUT, named_run
 
-    places = [Path(named_run(target)).expanduser() for target in targets or [DEFAULT_OUTPUT]]
+    places = [place(named_run(target)) for target in targets or [DEFAULT_OUTPUT]]
     missing = [str(place) for place in places if not place.is_dir()]
     if missing:
         raise ConfigError(

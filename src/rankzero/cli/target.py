@@ -34,4 +34,6 @@ AdapterArgument = Annotated[
         autocompletion=run_names,
     ),
 ]
-BaseOption = Annotated[str | None, typer.Option("--model", help="The base, where it is not where the adapter says.")]
+BaseOption = Annotated[
+    str | None, typer.Option("--model", metavar="DIR|ID", help="The base, where it is not where the adapter says.")
+]

@@ -5,6 +5,7 @@ Rows are streamed, whatever the size of the file: an array of a gigabyte is neve
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -
     split, is_named, place = text.partition("=")
     if not is_named or not re.fullmatch(r"[A-Za-z]\w*", split) or Path(text).exists():  # a path or URL with a = in it
         split, place = "", text
+    place = os.path.expanduser(place)
     if place == "hub" or place.startswith("hub:"):
         files = {
             file.name: file for file in network.data_set(place.removeprefix("hub").removeprefix(":") or hub_id, None)

@@ -5,6 +5,7 @@ Knows nothing of terminals.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Chat:
         UsageError for what is no text.
         """
         require_unicode([text], "the message")
-        asked = Turn("user", text, tuple(images))
+        asked = Turn("user", text, tuple(map(os.path.expanduser, images)))
         answers = []
         for voice in self.voices:
 

@@ -46,7 +46,7 @@ def if_own_code(error: BaseException, otherwise: str) -> str:
 
 def existing_directory(path: str, field: str) -> Path:
     """The directory at a path. Raises ConfigError where there is none."""
-    directory = Path(path).expanduser()
+    directory = Path(os.path.expanduser(path))
     if not directory.is_dir():
         what = "is a file, not a directory" if directory.exists() else "does not exist"
         raise ConfigError(f"{path} {what}", where=field, hint="give a directory in Hugging Face format")

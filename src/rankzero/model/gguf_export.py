@@ -32,7 +32,7 @@ def find_converter(given: str | None) -> list[str] | Problem:
     if given is None:
         program = shutil.which(PROGRAM)
         return [program] if program else Problem("llama.cpp's converter is not installed", "--converter", _INSTALL)
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     path = path / SCRIPT if path.is_dir() else path
     if not path.is_file():
         return Problem(f"there is no {SCRIPT}", given, _INSTALL)

@@ -139,14 +139,15 @@ def locate(spec: ModelSpec, use: ModelUse | None = None) -> ModelSource:
 
     Raises ConfigError (files missing), AccessError (gated or unauthorised), ServiceError (Hub unreachable).
     """
+    named = Path(os.path.expanduser(spec.name))
     if spec.local_dir is not None:
         weights = existing_directory(spec.local_dir, "model.local_dir")
         name = spec.name
     elif spec.name.endswith(".gguf"):
-        weights = gguf_as_safetensors(Path(spec.name))
+        weights = gguf_as_safetensors(named)
         name = str(weights)
-    elif Path(spec.name).is_dir():
-        weights = Path(spec.name)
+    elif named.is_dir():
+        weights = named
         name = os.path.realpath(weights)
     else:
         weights = snapshot(spec, WEIGHTS)

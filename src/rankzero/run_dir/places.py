@@ -64,7 +64,7 @@ def at_place(model: ModelSpec, base: str, target: str) -> ModelSpec:
         what = f"the tokenizer that the run was trained with is not here any more: there is no {own}"
         hint = "bring it back, or say in run.yaml where it is now: model.tokenizer_dir"
         raise ConfigError(what, where=target, hint=hint)
-    return model.model_copy(update={"name": base, "revision": None, "local_dir": None})
+    return model.model_copy(update={"name": os.path.expanduser(base), "revision": None, "local_dir": None})
 
 
 def require_base(model: ModelSpec, target: str) -> None:

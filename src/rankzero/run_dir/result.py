@@ -119,6 +119,7 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
     a model with another use, where there is no such run, or its base is not here any more; StorageError where its
     weights are damaged.
     """
+    target = os.path.expanduser(target)
     directory = Path(target)
     if (run := run_at(directory)) is not None:
         found = _of_run(run, use, base=base)
@@ -210,7 +211,7 @@ def require_target(target: str) -> None:
 
     `runs/nope` has the shape of a Hub id; where `runs` holds runs it is a run that does not exist.
     """
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     if path.is_file() and path.suffix != ".gguf":
         raise ConfigError("this is a file, not a run or a model", where=target, hint=_choices(path.parent))
     if path.exists():
@@ -434,7 +435,7 @@ def _base_of(adapter: Path, base: str | None) -> dict[str, Any]:
     """Name and revision of the model that an adapter says it belongs to, as a spec has them; of `base` the name, where
     one is named. Raises ConfigError where nothing says it."""
     if base is not None:
-        return {"name": base}
+        return {"name": os.path.expanduser(base)}
     file = adapter / ADAPTER_CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -44,6 +45,7 @@ def load_cluster(
     name_or_path: str, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str]
 ) -> Loaded[ClusterSpec]:
     """The cluster.yaml at a path, or the shipped profile of that name. Raises ConfigError."""
+    name_or_path = os.path.expanduser(name_or_path)
     path = Path(name_or_path)
     if path.is_file():
         return load_cluster_spec(path, overrides, env=env)

@@ -17,6 +17,7 @@ import pytest
 import rankzero
 from rankzero import errors
 from tests.support.paper_model import paper_model
+from tests.support.run_directory import run_directory
 from tests.support.unreadable import close
 
 HEAVY = ("torch", "transformers", "peft", "numpy", "pandas", "pydantic", "lightkube", "typer", "rich", "yaml")
@@ -140,3 +141,56 @@ def test_a_home_in_a_path_is_who_runs_it(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(rankzero.ConfigError, match="something already") as caught:
         rankzero.export("~/m", "~/m")
     assert caught.value.problems[0].where == str(tmp_path / "m")
+
+
+def test_every_place_that_a_function_is_given_may_be_in_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankzero.api.data import sources_of
+    from rankzero.api.planning import cluster_from
+    from rankzero.api.pulling import pull
+    from rankzero.api.serving import plan_serving
+    from rankzero.model.source import locate
+    from rankzero.run_dir.result import find_adapter, find_result
+    from rankzero.spec.run_spec import ModelSpec
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paper_model(tmp_path / "m")
+    run = run_directory(tmp_path / "runs/r")
+    spec = {"name": "r", "output_dir": str(tmp_path / "runs"), "model": {"name": "org/m"}, "data": {"train": "org/d"}}
+    (run / "run.yaml").write_text(json.dumps(spec), encoding="utf-8")
+    for adapter in (run / "final", tmp_path / "a"):
+        adapter.mkdir(exist_ok=True)
+        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/m"}), encoding="utf-8")
+    (tmp_path / "c.yaml").write_text("kind: job\nimage: i\nnamespace: n\n", encoding="utf-8")
+    given: list[Callable[[str], object]] = [
+        lambda home: find_result(f"{home}/runs/r", "writes", model="org/m"),
+        lambda home: find_result(f"{home}/runs/r", "writes", base=True, model=f"{home}/m"),
+        lambda home: find_result(f"{home}/a", "writes", model=f"{home}/m"),
+        lambda home: find_result(f"{home}/m", "writes"),
+        lambda home: find_adapter(tmp_path / "a", f"{home}/m"),
+        lambda home: find_adapter(run, f"{home}/m"),
+        lambda home: locate(ModelSpec(name=f"{home}/m")),
+        lambda home: locate(ModelSpec(name="m", local_dir=f"{home}/m")),
+        lambda home: plan_serving(f"{home}/m", engine="transformers"),
+        lambda home: sources_of([f"{home}/t.jsonl", {"path": f"{home}/t.jsonl#3", "image_root": f"{home}/m"}]),
+        lambda home: cluster_from(f"{home}/c.yaml"),
+        lambda home: rankzero.status(f"{home}/runs/r").root,
+        lambda home: rankzero.status(f"{home}/runs/r/run.yaml").root,
+        lambda home: rankzero.status(Path(f"{home}/runs/r")).root,
+        lambda home: rankzero.Run.open(f"{home}/runs/r"),
+        lambda home: pull(f"{home}/none.yaml", f"file://{tmp_path}/store"),
+        lambda home: rankzero.generate(f"{home}/none", ["a"]),
+        lambda home: rankzero.evaluate(f"{home}/none", f"{home}/t.jsonl"),
+        lambda home: rankzero.data.check(f"{home}/none.jsonl").problems,
+        lambda home: rankzero.plan(spec, f"{home}/none.yaml"),
+        lambda home: rankzero.submit(spec, f"{home}/none.yaml"),
+    ]
+
+    def answer(asked: Callable[[str], object], home: str) -> str:
+        try:
+            return repr(asked(home))
+        except errors.RankzeroError as error:
+            return str(error)
+
+    for number, asked in enumerate(given):
+        assert answer(asked, "~") == answer(asked, str(tmp_path)), number
+    assert "no-user-of-this-name" in answer(given[-5], "~no-user-of-this-name"), "a name as any other"

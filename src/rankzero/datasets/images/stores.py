@@ -95,7 +95,7 @@ def open_store(text: str, network: Network | None = None) -> Store:
         raise UsageError(f"{source!r} cannot be a source's name", where="--images", hint=f"as in {', '.join(SOURCES)}")
     if place.startswith("hub:"):
         return HubStore(place.removeprefix("hub:"), source, network or RealNetwork())
-    path = Path(place)
+    path = Path(os.path.expanduser(place))
     if path.is_dir():
         return FolderStore(path, source)
     if not path.exists():

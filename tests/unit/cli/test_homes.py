@@ -1,0 +1,81 @@
+"""`~` is the home of who types, behind every flag that takes a place: no shell sees to it in `--model=~/m`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from rankzero.cli.main import app
+from tests.support.cli import Cli
+from tests.support.paper_model import paper_model
+
+NO_PLACES = """--recipe --nproc-per-node --max-restarts --allow-change --target-modules --kind --system --name --engine
+--host --columns --task --judge --judge-model --text --shard-size --repo --since --max-bad --as --shard --splits --split
+--older-than --keep"""
+LATER = {
+    "train": ["--model", "--data", "--output", "--model-local-dir", "--tokenizer-local-dir"],  # fields of a run spec
+    "data fire": ["--input", "--images"],  # SPLIT=PLACE
+    "data volcano": ["--input", "--images"],
+    "init": ["--cluster"],  # a profile's name
+    "serve": ["--image"],  # of a container
+}
+
+
+def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield " ".join(words), command
+        return
+    for name, below in command.commands.items():
+        yield from _commands(below, (*words, name))
+
+
+def test_every_flag_that_takes_a_place_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    missed, known = [], 0
+    for name, command in _commands(typer.main.get_command(app)):
+        for parameter in command.params:
+            flag = max(parameter.opts, key=len)
+            if parameter.param_type_name != "option" or flag in [*NO_PLACES.split(), *LATER.get(name, ())]:
+                continue
+            values = command.make_context(name, [f"{flag}=~/x"], resilient_parsing=True).params
+            missed += [f"{name} {flag}"] if "~/x" in str(values[parameter.name]) else []
+            known += "/home/me/x" in str(values[parameter.name])
+    assert not missed, "a place, or one that is none"
+    assert known > 50
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generate '{}/none' hello",
+        "chat '{}/none'",
+        "merge '{}/none' -o out",
+        "export '{}/m' --to safetensors --output='{}/m'",
+        "eval m --model={}/m --data=none.jsonl",
+        "status '{}/none'",
+        "report '{}/none'",
+        "compare '{}/none' '{}/none'",
+        "track sync '{}/none'",
+        "pull '{}/none.yaml' file:///none",
+        "train '{}/none.yaml'",
+        "sweep '{}/none.yaml'",
+        "serve --cluster=docker '{}/none.yaml'",
+        "data check '{}/none.jsonl'",
+        "data check '{}/t.jsonl'",
+        "data volcano --output-dir={}/out --image-dir={}/i --input=train={}/none.jsonl",
+    ],
+)
+def test_a_home_is_told_as_where_it_is(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path, line: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    paper_model(tmp_path / "me/m")
+    (tmp_path / "me/t.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    told = [cli(line.replace("{}", home)) for home in ("~", str(tmp_path / "me"))]
+    assert (told[0].code, told[0].out, told[0].err) == (told[1].code, told[1].out, told[1].err)
+    assert not (tmp_path / "~").exists()
