@@ -15,10 +15,9 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import FLUSH_SECONDS, server_modules
-from rankzero.track.spool import Sent, last_end, path_of, setting_hash, unsent
+from rankzero.track.spool import MADE_OF, Sent, last_end, path_of, setting_hash, unsent
 
 Say = Callable[[str], None]
-_MADE_OF = ("model", "tokenizer", "data")
 _IDLE_SECONDS = 5.0
 """How long the sender may take for the rest in the time that others leave."""
 _LEAVING_SECONDS = 5.0
@@ -41,8 +40,9 @@ class Sending:
             return
         try:
             if anew is not None:  # also where nothing is sent: a later start may send
-                spec, made_of = setting_hash(self._spec), {name: anew.get(name) for name in _MADE_OF}
-                self._forget_other_runs((spec, spec_hash(self._spec)), made_of)
+                spec, made_of = setting_hash(self._spec), {name: anew.get(name) for name in MADE_OF}
+                before = {name: value for name, value in made_of.items() if name != "eval_data"}
+                self._forget_other_runs(((spec, made_of), (spec_hash(self._spec), before)))
                 for path in (self._run_dir.tracking / f"{name}.json" for name in self._names):
                     if not path.exists():
                         Sent(spec=spec, made_of=made_of).write(path)
@@ -64,14 +64,15 @@ class Sending:
         if any(_left(self._run_dir, name) for name in self._names):
             self.start(anew=None)
 
-    def _forget_other_runs(self, specs: Collection[str], made_of: Mapping[str, Any]) -> None:
+    def _forget_other_runs(self, known_as: Collection[tuple[str, Mapping[str, Any]]]) -> None:
         """Drop what was noted of runs of other specs or of other content, and the machine's numbers where no server has
-        this run yet: they are an earlier one's. `specs`: how this one's may be noted. Raises OSError."""
+        this run yet: they are an earlier one's. `known_as`: how this one's spec and content may be noted. Raises
+        OSError."""
         begun = False
         for path in sorted(self._run_dir.tracking.glob("*.json")):
             with suppress(ValueError, TypeError):
                 noted = Sent.read(path)
-                if noted.spec in specs and noted.made_of == made_of:
+                if (noted.spec, noted.made_of) in known_as:
                     begun = True
                     continue
             path.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from uuid import uuid4
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.goodput import Ending, read_starts
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.diff import PLACES, identity_at
 from rankzero.spec.local_paths import PathField, with_paths
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec
@@ -26,6 +27,8 @@ from rankzero.track.server import Kind, Row
 
 KINDS: tuple[Kind, ...] = ("metrics", "samples", "saves", "system")
 BATCH_ROWS = 100
+MADE_OF = tuple(PLACES)
+"""What a run is known by besides its spec: the content of the files that the spec names."""
 
 
 def path_of(kind: Kind, run_dir: RunDir) -> Path:
@@ -43,7 +46,8 @@ class Sent:
     spec: str | None = None
     """`setting_hash` of what was trained when the run was begun there; of before it, the hash of the whole spec."""
     made_of: dict[str, Any] | None = None
-    """Which model, tokenizer and data it was begun with, as checkpoints' manifests have them."""
+    """What it was begun with, by MADE_OF, as checkpoints' manifests have it; of before `spec` was a `setting_hash`
+    without the data to evaluate on."""
     place: str | None = None
     """Which server has it, and where there: see `Server.place`."""
     there: str | None = None
@@ -74,11 +78,12 @@ class Sent:
 
 
 def setting_hash(spec: RunSpec) -> str:
-    """Hash of what a spec trains, wherever its files lie: their content is in `Sent.made_of`, and a project may have
-    moved."""
+    """Hash of what a spec trains, wherever those of its files lie whose content is in `Sent.made_of`: a project may
+    have moved. Of others, such as prompts, nothing but the place tells them apart."""
 
     def name(field: PathField) -> str:
-        return os.path.basename(field.text.rstrip("/")) if os.path.isabs(field.text) else field.text
+        is_known = identity_at(field.field.partition("[")[0]) is not None and os.path.isabs(field.text)
+        return os.path.basename(field.text.rstrip("/")) if is_known else field.text
 
     return spec_hash(with_paths(spec, name))
 

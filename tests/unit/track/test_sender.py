@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.local_paths import PathField, path_fields, with_paths
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.track import sender
 from rankzero.track.sender import Sending
-from rankzero.track.spool import Sent, path_of, setting_hash
+from rankzero.track.spool import MADE_OF, Sent, path_of, setting_hash
 from tests.support.trackers import note_start
 
 SPEC = RunSpec.model_validate(
@@ -117,7 +118,10 @@ def test_an_end_that_an_earlier_start_sent_is_not_that_of_the_run(run_dir: RunDi
 
 
 @pytest.mark.parametrize("sends", [True, False])
-@pytest.mark.parametrize("begun_by", ["another", "this", "a version before", "elsewhere", "nobody", "other data"])
+@pytest.mark.parametrize(
+    "begun_by",
+    ["another", "this", "a version before", "elsewhere", "nobody", "other data", "other rows to evaluate on"],
+)
 def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     begun_by: str, sends: bool, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,22 +130,52 @@ def test_a_run_that_begins_is_not_taken_for_an_earlier_one_in_its_directory(
     sent, system = run_dir.tracking / "langfuse.json", path_of("system", run_dir)
     run_dir.tracking.mkdir()
     system.write_text('{"step": 0}\n{"step": 1}\n')
-    made_of = {"model": "m", "tokenizer": "t", "data": "d"}
+    made_of = {"model": "m", "tokenizer": "t", "data": "d", "eval_data": "e"}
     if begun_by != "nobody":
-        about = {**made_of, "data": "mended since"} if begun_by == "other data" else made_of
+        mended = {"other data": {"data": "mended since"}, "other rows to evaluate on": {"eval_data": "mended since"}}
+        about = {**made_of, **mended.get(begun_by, {})}
         there = spec.model_copy(update={"data": spec.data.model_copy(update={"train": "/before/t.jsonl"})})
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"train": "/now/t.jsonl"})})
         noted = {"another": "other", "a version before": spec_hash(spec), "elsewhere": setting_hash(there)}
         by = noted.get(begun_by, setting_hash(spec))
+        if begun_by == "a version before":
+            del about["eval_data"]
         Sent(spec=by, made_of=about, last={"system": 1}).write(sent)
     started: list[bool] = []
     sending = Sending(run_dir, spec, print)
     monkeypatch.setattr(sending, "_started", lambda: started.append(True) or subprocess.Popen(["true"]))
-    sending.start(anew={**made_of, "eval_data": "e"})
+    sending.start(anew={**made_of, "dtype": "float32"})
     sending.end(print)
     assert started == [True] * sends
     goes_on = begun_by in ("this", "a version before", "elsewhere")
     assert system.exists() == goes_on and sent.exists() == (sends or goes_on)
     assert Sent.read(sent).last == ({"system": 1} if goes_on else {})
     known = (spec_hash(spec), setting_hash(spec)) if goes_on else (setting_hash(spec),)
-    assert not sends or (Sent.read(sent).spec in known and Sent.read(sent).made_of == made_of)
+    assert not sends or (Sent.read(sent).spec in known and (Sent.read(sent).made_of or {}).items() <= made_of.items())
+
+
+def test_what_lies_at_every_path_of_a_spec_tells_runs_apart() -> None:
+    """By its content where a run knows it, which manifests have; else by its place."""
+    source, prompts = {"path": "/v1/t.jsonl", "image_root": "/v1/images"}, "/v1/p.jsonl"
+    value = {
+        "name": "r",
+        "model": {"name": "/v1/m", "tokenizer_dir": "/v1/t"},
+        "data": {"train": [source], "eval": "/v1/e.jsonl", "chat_template": "/v1/c.jinja"},
+        "eval": {"prompts": prompts, "every": 2},
+        "train": {"sharding": "zero2", "deepspeed": "/v1/ds.json"},
+        "output_dir": "/v1/runs",
+    }
+    specs = [RunSpec.model_validate(value)]
+    specs.append(RunSpec.model_validate({**value, "model": {"name": "org/m", "local_dir": "/v1/m"}}))
+    assert len({field.field for spec in specs for field in path_fields(spec)}) == 10
+    told = set()
+    for spec in specs:
+        for one in path_fields(spec):
+
+            def elsewhere(field: PathField, changed: PathField = one) -> str:
+                return field.text.replace("/v1", "/v2") if field == changed else field.text
+
+            if setting_hash(with_paths(spec, elsewhere)) != setting_hash(spec):
+                told.add(one.field)
+    assert told == {"eval.prompts", "train.deepspeed"}
+    assert MADE_OF == ("model", "tokenizer", "data", "eval_data")
