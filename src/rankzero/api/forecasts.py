@@ -79,7 +79,7 @@ def dry_run(
     `spec` and `nproc_per_node` as for `train`. Rows that are not in the cache are tokenised; no weights are loaded.
     Raises what `train` would raise before it loads them.
     """
-    from rankzero.api.python_warnings import warn_of
+    from rankzero.api.python_warnings import doubts_told
     from rankzero.api.specs import checked, read
     from rankzero.api.training import require_same_run
     from rankzero.machine import local_gpu_count
@@ -89,7 +89,8 @@ def dry_run(
 
     source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec
     processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
-    run = checked(read(source, overrides), EVERYTHING, warn=warn_of)
+    with doubts_told() as warn:
+        run = checked(read(source, overrides), EVERYTHING, warn=warn)
     require_same_run(run, RunOptions())
     return forecast_here(run, processes, _silent)
 

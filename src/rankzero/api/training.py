@@ -43,7 +43,7 @@ def train(
     loaded, with every problem, StorageError where the directory is held by another, KeyboardInterrupt after a
     second interrupt within 5 s, which saves nothing.
     """
-    from rankzero.api.python_warnings import warn_of
+    from rankzero.api.python_warnings import doubts_told
     from rankzero.api.runs import Run
     from rankzero.api.specs import checked, read
     from rankzero.errors import UsageError
@@ -58,7 +58,9 @@ def train(
         hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
     source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec  # the same rules hold for both
-    resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING, warn=warn_of))
+    with doubts_told() as warn:
+        checked_spec = checked(read(source, overrides), EVERYTHING, warn=warn)
+    resolved = settled_elsewhere(checked_spec)
     start(resolved, options or RunOptions(), processes, max_restarts, in_process=in_process)
     return Run(Path(resolved.output_dir) / str(resolved.name))
 

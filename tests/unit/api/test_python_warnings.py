@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,21 @@ def test_what_is_doubtful_is_a_warning(call: Callable[[], object], words: list[s
     assert [one.filename for one in caught] == [__file__] * len(words)
     for one, word in zip(caught, words, strict=True):
         assert word in str(one.message)
+
+
+@pytest.mark.parametrize("as_errors", [True, False])
+@pytest.mark.parametrize("call", [rankzero.train, rankzero.dry_run])
+def test_a_doubt_hides_no_error(call: Callable[..., object], as_errors: bool) -> None:
+    wrong = {"data.train": "none.jsonl", "lora.target_modules": ["no_such"]}
+    with warnings.catch_warnings(record=True, action="error" if as_errors else "always") as caught:
+        with pytest.raises(rankzero.RankzeroError) as raised:
+            call("run.yaml", wrong)
+        assert [problem.where.split()[-1] for problem in raised.value.problems] == list(wrong)
+        doubts = [(str(one.message).split()[1], one.filename) for one in caught]
+        assert doubts == ([] if as_errors else [("eval.every:", __file__)])
+        if as_errors:
+            with pytest.raises(UserWarning, match=r"eval\.every"):
+                call("run.yaml")
 
 
 def test_a_secret_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
