@@ -2,9 +2,9 @@
 
 `lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
-but numbers of its own for processes, or of another boot, or of another path, which a copy has, by whether its counter
-moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a short
-`flock`.
+but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, by whether its
+counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a
+short `flock`.
 """
 
 from __future__ import annotations
@@ -81,18 +81,29 @@ def _boot(process: object) -> str:
     return process.rpartition(":")[0] if isinstance(process, str) else ""
 
 
-def _is_of_place(current: dict[str, Any], root: Path) -> bool:
-    """Whether its owner took the directory under this path. Else it is a copy that was made meanwhile, or the same one
-    seen by another mount, which watching tells apart."""
-    here = os.path.realpath(root)
-    return bool(current.get("directory", here) == here)  # one of before has none
+def _identity(root: Path) -> str | None:
+    """What the directory is by the file system, `device:inode`; None where it does not say."""
+    with suppress(OSError):
+        about = root.stat()
+        return f"{about.st_dev}:{about.st_ino}"
+    return None
+
+
+def _is_of_directory(current: dict[str, Any], root: Path) -> bool | None:
+    """Whether its owner took this very directory, by its path or by what it is to the file system. If not, this is a
+    copy that was made meanwhile. None: perhaps, since another mount of the same may have a device of its own."""
+    theirs, ours = current.get("identity"), _identity(root)
+    if not isinstance(theirs, str) or ours is None or current.get("directory") == os.path.realpath(root):
+        return True  # one of before says nothing
+    return True if theirs == ours else None if theirs.rpartition(":")[2] == ours.rpartition(":")[2] else False
 
 
 def holder(root: Path) -> str | None:
-    """The process that holds a run directory, where it is known here. One elsewhere is only told by watching it."""
+    """The process that holds a run directory, or may hold it, where it is known here. One elsewhere is only told by
+    watching it."""
     lease = Lease(root)
     current = lease.read()
-    held = judged_at_once(current) and _is_of_place(current, root) and lease.is_held(current)
+    held = judged_at_once(current) and lease.is_held(current) and _is_of_directory(current, root) is not False
     return f"process {current['pid']} on {current['host']}" if held else None
 
 
@@ -164,6 +175,7 @@ class Lease:
     def _write(self, beat: int) -> None:
         holder = {
             "directory": os.path.realpath(self.path.parent),
+            "identity": _identity(self.path.parent),
             "host": socket.gethostname(),
             "namespaces": _namespaces(),
             "pid": os.getpid(),
@@ -190,7 +202,7 @@ class Lease:
         return True
 
     def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
-        if judged_at_once(current) and _is_of_place(current, self.path.parent):
+        if judged_at_once(current) and _is_of_directory(current, self.path.parent):
             raise self._held(current)
         waited = 0.0
         while waited < WATCH_SECONDS:

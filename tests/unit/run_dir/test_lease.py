@@ -131,6 +131,31 @@ def test_a_copy_of_a_run_under_way_is_nobodys(tmp_path: Path) -> None:
         lease.release()
 
 
+def test_a_directory_under_way_is_the_same_by_another_path(tmp_path: Path) -> None:
+    """As another mount shows it: whoever asks once, as who pulls into it does, and never watches, sees it too."""
+    first = Lease(tmp_path)
+    first.acquire()
+    taken = first.read()
+    first.release()
+    device, inode = tmp_path.stat().st_dev, tmp_path.stat().st_ino
+    assert taken["identity"] == f"{device}:{inode}"
+    elsewhere = {**taken, "directory": "/mounted/elsewhere"}
+    before = {name: value for name, value in elsewhere.items() if name != "identity"}
+    for same in (elsewhere, before, {**before, "identity": None}):
+        first.path.write_text(json.dumps(same))
+        assert holder(tmp_path) is not None
+        with pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
+            Lease(tmp_path).acquire(wait=lambda _seconds: pytest.fail("one that is known was watched"))
+    for identity, may_be in ((f"{device + 1}:{inode}", True), (f"{device}:{inode + 1}", False)):
+        first.path.write_text(json.dumps({**elsewhere, "identity": identity}))
+        assert (holder(tmp_path) is not None) == may_be
+        waited: list[float] = []
+        other = Lease(tmp_path)
+        other.acquire(wait=waited.append)
+        assert sum(waited) >= 30
+        other.release()
+
+
 def test_a_copy_of_a_run_that_was_killed_is_free_at_once(tmp_path: Path) -> None:
     hold_elsewhere(tmp_path, directory="/somewhere/else", **HERE)
     lease = Lease(tmp_path)
