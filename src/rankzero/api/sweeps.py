@@ -103,7 +103,7 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     parallel = parallel_of(sweep, gpus)
     place = SweepDir(sweep.directory)
     lease = Lease(place.root)
-    lease.acquire()
+    lease.acquire(say=say)
     try:
         digests = Digests(sweep, say)
         there = cache(lambda: contents(sweep, _weights, digests))

@@ -217,7 +217,7 @@ def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dty
 
 def hold(lease: Lease, stack: ExitStack) -> None:
     """Take the run directory until the run is over. Raises StorageError."""
-    lease.acquire()
+    lease.acquire(say=partial(logger.info, "[STEP] %s"))
     let_go(stack, lease.release)
 
 

@@ -66,7 +66,7 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
         if there is None or (here is not None and there <= here):
             return
         lease = Lease(run_dir.root)
-        lease.acquire()  # nobody trains here meanwhile
+        lease.acquire(say=say)  # nobody trains here meanwhile
         try:
             step = _tried(lambda: store.restore(say), say)
         finally:

@@ -107,6 +107,10 @@ def holder(root: Path) -> str | None:
     return f"process {current['pid']} on {current['host']}" if held else None
 
 
+def _silent(_line: str) -> None:
+    """Says nothing."""
+
+
 class Lease:
     """Ownership of one run directory, kept alive by a thread until released."""
 
@@ -119,8 +123,9 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def acquire(self, *, wait: Callable[[float], None] = time.sleep) -> None:
-        """Take the directory. Raises StorageError that names the holder where another run has it."""
+    def acquire(self, *, wait: Callable[[float], None] = time.sleep, say: Callable[[str], None] = _silent) -> None:
+        """Take the directory. Raises StorageError that names the holder where another run has it. `say` is told whom it
+        watches before it does, which takes a while."""
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusive():
@@ -128,7 +133,7 @@ class Lease:
             if not self.is_held(current):
                 self._take(current)
                 return
-        self._refuse_unless_lapsed(current, wait)
+        self._refuse_unless_lapsed(current, wait, say)
         with self._exclusive():
             latest = self.read()
             if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
@@ -201,9 +206,16 @@ class Lease:
             return _process_identity(int(current["pid"])) == current.get("process")
         return True
 
-    def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
+    def _refuse_unless_lapsed(
+        self, current: dict[str, Any], wait: Callable[[float], None], say: Callable[[str], None]
+    ) -> None:
         if judged_at_once(current) and _is_of_directory(current, self.path.parent):
             raise self._held(current)
+        who = f"process {current['pid']} on {current.get('host')}"
+        what = "whether it lives"
+        if judged_at_once(current):
+            who, what = f"{who}, which trains in {current.get('directory')}", "whether this is a copy of that"
+        say(f"{self.path} names {who}; watching for {WATCH_SECONDS:.0f} s {what}")
         waited = 0.0
         while waited < WATCH_SECONDS:
             wait(1.0)

@@ -87,9 +87,10 @@ def test_a_silent_owner_elsewhere_loses_it(place: dict[str, Any], tmp_path: Path
         nonlocal waited
         waited += seconds
 
-    lease = Lease(tmp_path)
-    lease.acquire(wait=wait)
+    lease, told = Lease(tmp_path), list[str]()
+    lease.acquire(wait=wait, say=told.append)
     assert waited >= 30
+    assert told == [f"{lease.path} names process 7 on {place['host']}; watching for 30 s whether it lives"]
     assert json.loads((tmp_path / "lease.json").read_text())["token"] == 4
     lease.check()
     lease.release()
@@ -123,9 +124,11 @@ def test_a_copy_of_a_run_under_way_is_nobodys(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
         Lease(tmp_path / "copy").acquire(wait=beats)
     assert len(waits) == 1
-    second = Lease(tmp_path / "copy")
-    second.acquire(wait=waits.append)
+    second, told = Lease(tmp_path / "copy"), list[str]()
+    second.acquire(wait=lambda seconds: waits.append(seconds) if told else pytest.fail("silent"), say=told.append)
     assert sum(waits) >= 30
+    owner = f"{second.path} names process {os.getpid()} on {socket.gethostname()}"
+    assert told == [f"{owner}, which trains in {tmp_path}/run; watching for 30 s whether this is a copy of that"]
     first.check()
     for lease in (first, second):
         lease.release()
