@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from rankzero.launch.labels import Manifest
     from rankzero.launch.plan import Plan
     from rankzero.spec.cluster_spec import ClusterSpec
-    from rankzero.spec.load import Reading
+    from rankzero.spec.load import Reading, Setting
     from rankzero.spec.run_spec import RunSpec
 
 CLUSTER_VARIABLE = "RANKZERO_CLUSTER"
@@ -26,7 +25,11 @@ COMMAND_LINE = "command line"
 
 
 def cluster_from(
-    name_or_path: str | None, overrides: Sequence[str] = (), kind: str | None = None, *, beside: Path | None = None
+    name_or_path: str | None,
+    overrides: Sequence[str | Setting] = (),
+    kind: str | None = None,
+    *,
+    beside: Path | None = None,
 ) -> ClusterSpec:
     """The cluster spec that --cluster names; without it $RANKZERO_CLUSTER, else the cluster.yaml that is here.
 
@@ -37,7 +40,11 @@ def cluster_from(
 
 
 def found_cluster(
-    name_or_path: str | None, overrides: Sequence[str] = (), kind: str | None = None, *, beside: Path | None = None
+    name_or_path: str | None,
+    overrides: Sequence[str | Setting] = (),
+    kind: str | None = None,
+    *,
+    beside: Path | None = None,
 ) -> tuple[ClusterSpec, Where]:
     """As `cluster_from`, with where each of its fields was written."""
     from rankzero.spec.cluster_load import load_cluster, profiles
@@ -104,8 +111,9 @@ def plan_of(
 ) -> Plan:
     """The plan of a run on a cluster. Raises ConfigError with all problems, or UsageError."""
     from rankzero.api.specs import read
+    from rankzero.spec.load import Setting
 
-    settings = [f"{name}={json.dumps(value)}" for name, value in (cluster_overrides or {}).items()]  # JSON is YAML
+    settings = [Setting(name, value, "cluster_overrides") for name, value in (cluster_overrides or {}).items()]
     reading = read(spec, overrides, for_pods=True)
     return planned(reading, cluster, settings, allow_changes=allow_changes, submitter=submitter)
 
@@ -113,13 +121,13 @@ def plan_of(
 def planned(
     reading: Reading[RunSpec],
     cluster: str | None,
-    cluster_settings: Sequence[str] = (),
+    cluster_settings: Sequence[str | Setting] = (),
     kind: str | None = None,
     *,
     allow_changes: Sequence[str] = (),
     submitter: str = "",
 ) -> Plan:
-    """As `plan_of`, of a run spec that was read for pods, and with settings as they are typed."""
+    """As `plan_of`, of a run spec that was read for pods, and with settings as they are typed, or of another source."""
     from rankzero.launch.plan import make_plan
     from rankzero.launch.ship import local_files
     from rankzero.preflight import look_for_files

@@ -35,6 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OF_RUN = ":3 eval.every: nothing is evaluated without data.eval"
+DEVICES = {"resources.rdma_devices": 3}
 OF_CLUSTER = "cluster.yaml:8 resources.rdma_devices: no devices are asked for"
 
 
@@ -46,8 +47,12 @@ OF_CLUSTER = "cluster.yaml:8 resources.rdma_devices: no devices are asked for"
         (lambda: rankzero.dry_run("run.yaml"), [f"run.yaml{OF_RUN}"]),
         (lambda: rankzero.submit("far.yaml", "cluster.yaml"), [f"far.yaml{OF_RUN}", OF_CLUSTER]),
         (lambda: rankzero.plan("far.yaml", "cluster.yaml"), [f"far.yaml{OF_RUN}", OF_CLUSTER]),
+        (
+            lambda: rankzero.plan("far.yaml", "cluster.yaml", {"eval.every": 8}, cluster_overrides=DEVICES),
+            ["overrides eval.every: nothing", "cluster_overrides resources.rdma_devices: no devices"],
+        ),
     ],
-    ids=["train", "train a loaded spec", "dry_run", "submit", "plan"],
+    ids=["train", "train a loaded spec", "dry_run", "submit", "plan", "plan with settings"],
 )
 def test_what_is_doubtful_is_a_warning(call: Callable[[], object], words: list[str]) -> None:
     with pytest.warns(UserWarning) as caught:
@@ -79,3 +84,9 @@ def test_a_secret_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning) as caught:
         warn("of hf_abcdefghijklmnop")
     assert "hf_abc" not in str(caught[0].message)
+
+
+def test_what_is_wrong_with_a_setting_is_told_by_its_argument() -> None:
+    with pytest.raises(rankzero.ConfigError) as caught:
+        rankzero.plan("far.yaml", "cluster.yaml", cluster_overrides={"num_nodes": 0, "nodez": "4"})
+    assert {one.where for one in caught.value.problems} == {"cluster_overrides num_nodes", "cluster_overrides nodez"}
