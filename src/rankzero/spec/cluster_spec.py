@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from rankzero.spec.fields import AS_KUBECTL_READS
+from rankzero.spec.fields import OCTAL
 from rankzero.spec.kinds import KINDS
 from rankzero.spec.names import (
     ABSOLUTE_PATH_PATTERN,
@@ -257,7 +257,7 @@ class ClusterSpec(Section):
     annotations: dict[LabelKey, str] = {}
     """Annotations of every object and pod."""
     slurm: SlurmSpec = SlurmSpec()
-    pod_patch: dict[str, Annotated[Any, AS_KUBECTL_READS]] = {}
+    pod_patch: dict[str, Annotated[Any, OCTAL]] = {}
     """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace.
     Pods that pull results or show TensorBoard take of it only what places them and lets them in, which includes the
     securityContext of the container that trains, without its privileges and capabilities."""

@@ -16,8 +16,8 @@ from rankzero.spec.yaml_tree import KeyPath
 _MOST_KEYS_SHOWN = 4
 
 
-AS_KUBECTL_READS = "as kubectl reads"
-"""Marks a field whose YAML is an object of Kubernetes."""
+OCTAL = "octal"
+"""Marks a field whose YAML is a part of a manifest, where a number that begins with 0 is octal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rankzero.redaction import looks_secret
-from rankzero.spec.fields import AS_KUBECTL_READS, Option, field_at, field_options, in_words, keys_of, options_at, step
+from rankzero.spec.fields import OCTAL, Option, field_at, field_options, in_words, keys_of, options_at, step
 from rankzero.spec.renames import NOT_HERE, VALUES, Rename, normalised
 from rankzero.spec.unknown_keys import guess
-from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, as_kubectl_reads, dotted
+from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted, with_octal
 
 M = TypeVar("M", bound=BaseModel)
 _LONGEST_VALUE = 60
@@ -85,8 +85,8 @@ def _as_python(tree: Tree, options: list[Option], path: KeyPath, findings: list[
         hint = f"{name}: {{}} takes its defaults; {name}: null, or no {name} at all, goes without it"
         findings.append(Finding(path, "this section is empty", hint))
     kinds = {option.kind for option in options}
-    of_kubernetes = any(AS_KUBECTL_READS in option.limits for option in options)
-    value = as_kubectl_reads(tree) if of_kubernetes else _scalar_as_python(tree, kinds)
+    of_manifests = any(OCTAL in option.limits for option in options)
+    value = with_octal(tree) if of_manifests else _scalar_as_python(tree, kinds)
     if isinstance(value, float) and not math.isfinite(value) and kinds == {Any}:  # others are refused by their type
         hint = "JSON has no such number, and a spec is sent as JSON; in quotes it is text"
         findings.append(Finding(path, f"must be a finite number, but is {_shown(value)}", hint))

@@ -101,9 +101,10 @@ def plain_value(text: str) -> bool | int | float | str | None:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def as_kubectl_reads(scalar: Scalar) -> bool | int | float | str | None:
-    """A scalar's value where a number that begins with 0 is octal, as in YAML 1.1: what somebody takes from a manifest
-    (`defaultMode: 0400`) is to mean here what it means there."""
+def with_octal(scalar: Scalar) -> bool | int | float | str | None:
+    """A scalar's value where an integer that begins with 0 is octal, as kubectl reads it: a mode that somebody takes
+    from a manifest (`defaultMode: 0400`) is to mean here what it means there. Of YAML 1.1, by which kubectl reads, that
+    is all: `0x1F`, `1_000`, `yes` are text as everywhere here."""
     is_octal = isinstance(scalar.value, int) and _OCTAL.fullmatch(scalar.text)
     return int(scalar.text, 8) if is_octal else scalar.value
 

@@ -48,10 +48,11 @@ def test_the_smallest() -> None:
     [
         *(("0400", 0o400), ("00", 0), ("-017", -0o17)),
         *(("0", 0), ("640", 640), ("0899", 899), ("0.5", 0.5), ('"0400"', "0400"), ("0o400", "0o400")),
+        *(("0x1F", "0x1F"), ("1_000", "1_000")),
     ],
 )
-def test_a_patch_has_the_numbers_that_a_manifest_has(written: str, meant: object, tmp_path: Path) -> None:
-    """kubectl reads YAML 1.1, where 0400 is octal; a mode of 400 would let others in."""
+def test_a_number_of_a_patch_that_begins_with_0_is_octal(written: str, meant: object, tmp_path: Path) -> None:
+    """As kubectl reads it; a mode of 400 would let others in. What else YAML 1.1 takes for a number is text."""
     volumes = f"[{{name: keys, secret: {{secretName: k, defaultMode: {written}}}}}]"
     file = tmp_path / "cluster.yaml"
     file.write_text(f"image: i\nuser: 0100\npod_patch: {{volumes: {volumes}}}\n", encoding="utf-8")
