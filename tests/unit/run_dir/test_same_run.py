@@ -43,7 +43,7 @@ def test_training_and_dry_run_refuse_it_alike(tmp_path: Path, monkeypatch: pytes
         training.start(other, RunOptions(), 1, in_process=False)
     with pytest.raises(UsageError):
         training.require_same_run(other, RunOptions(allow_changes=("train.nothing",)))
-    monkeypatch.setattr(specs, "checked", lambda *_: other)
+    monkeypatch.setattr(specs, "checked", lambda *_, **__: other)
     with pytest.raises(ConfigError, match="holds checkpoints of another run"):
         rankzero.dry_run(other)
 
