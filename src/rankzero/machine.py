@@ -150,9 +150,9 @@ def offline() -> bool:
 def cache_root() -> Path:
     """$RANKZERO_CACHE, else $XDG_CACHE_HOME/rankzero, else ~/.cache/rankzero. Not created here."""
     if own := os.environ.get("RANKZERO_CACHE"):
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "rankzero"
+        return Path(os.path.expanduser(shared)) / "rankzero"
     return Path.home() / ".cache" / "rankzero"
 
 

@@ -95,15 +95,15 @@ def _kept(root: Path, room: Finding, fix: str) -> Finding:
 def hub_home(env: Mapping[str, str]) -> Path:
     """As the Hub's client finds it."""
     if own := env.get("HF_HOME"):
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     shared = env.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "huggingface"
+    return (Path(os.path.expanduser(shared)) if shared else Path.home() / ".cache") / "huggingface"
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:
     """Where the Hub's client keeps models and data sets."""
     named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    return Path(named).expanduser() if named else hub_home(env) / "hub"
+    return Path(os.path.expanduser(named)) if named else hub_home(env) / "hub"
 
 
 def _size(directory: Path) -> tuple[int, bool]:

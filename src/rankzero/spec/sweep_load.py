@@ -5,6 +5,7 @@ Reads the two files and nothing else; what run.yaml names is looked at by whoeve
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def read_sweep(
         return SweepReading(None, None, tuple(in_reading_order(reading.problems)))
     spec = found.spec
     problems = list(reading.problems)
-    file = _base(found, "run") / Path(spec.run).expanduser()
+    file = _base(found, "run") / Path(os.path.expanduser(spec.run))
     try:
         run = read_run_spec(file, env=env, for_pods=for_pods)
     except ConfigError as error:
@@ -131,7 +132,7 @@ def read_sweep(
     if problems:
         return SweepReading(None, run, tuple(in_reading_order(problems)))
     name = spec.name or slug(path.stem, limit=100)
-    directory = _base(found, "output_dir") / Path(spec.output_dir).expanduser() / name
+    directory = _base(found, "output_dir") / Path(os.path.expanduser(spec.output_dir)) / name
     base = run.found.spec if for_pods else absolute(run.found.spec, run.found.base)
     sweep = Sweep(spec, name, base, space, directory, found.base, file, run.found.base, for_pods)
     problems += _of_trials(sweep, found)

@@ -79,3 +79,18 @@ def test_a_home_is_told_as_where_it_is(
     told = [cli(line.replace("{}", home)) for home in ("~", str(tmp_path / "me"))]
     assert (told[0].code, told[0].out, told[0].err) == (told[1].code, told[1].out, told[1].err)
     assert not (tmp_path / "~").exists()
+
+
+def test_a_home_of_nobody_is_a_name_like_any_other(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    """pathlib would raise for it, and that would be an internal error."""
+    monkeypatch.chdir(tmp_path)
+    text = "run: ~no-such-user/run.yaml\nparameters: {lora.r: {values: [2, 4]}}\n"
+    Path("sweep.yaml").write_text(text, encoding="utf-8")
+    for line in ("sweep sweep.yaml --dry-run", "generate ~no-such-user/r hello", "train ~no-such-user/run.yaml"):
+        done = cli(line)
+        assert done.code in (2, 78) and "no-such-user" in done.err, done.err
+    for variable, line in (("RANKZERO_CACHE", "cache list"), ("KUBECONFIG", "list --cluster nebius-2x1")):
+        monkeypatch.setenv(variable, "~no-such-user/there")
+        assert "internal error" not in cli(line).err

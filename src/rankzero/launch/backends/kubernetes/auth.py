@@ -95,8 +95,8 @@ class Chosen:
 
 def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
     """The chosen context: of $KUBECONFIG, of ~/.kube/config, or the pod's own service account. Raises ConfigError."""
-    named = [Path(name).expanduser() for name in env.get(VARIABLE, "").split(os.pathsep) if name]
-    usual = Path(env.get("HOME", "~")).expanduser() / ".kube" / "config"
+    named = [Path(os.path.expanduser(name)) for name in env.get(VARIABLE, "").split(os.pathsep) if name]
+    usual = Path(os.path.expanduser(env.get("HOME", "~"))) / ".kube" / "config"
     files = [path for path in named or [usual] if path.is_file()]
     if files:
         return _choose(context, files)
