@@ -23,7 +23,7 @@ def train_on_own_files(_directory: Path, cache: str, models: list[str], data: li
     """One rank, whose node has files of its own under the paths of the spec."""
     from rankzero.engine import worker
 
-    os.environ["RANKZERO_CACHE"] = cache
+    os.environ |= {"RANKZERO_CACHE": cache, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     rank, spec = int(os.environ["RANK"]), RunSpec.model_validate_json(text)
     model = spec.model.model_copy(update={"local_dir": models[rank]})
     rows = spec.data.model_copy(update={"train": data[rank]})

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import CancelledError
-from dataclasses import asdict
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,10 +18,6 @@ from rankzero.machine import cache_root
 from rankzero.model import fingerprint_beside
 from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.model.source import ModelSource, weights_fingerprint
-from rankzero.run_dir.handover import read_payload
-from rankzero.run_dir.paths import RunDir
-from rankzero.spec.run_options import RunOptions
-from tests.support.forked import in_ranks
 from tests.support.runs import run_here, run_root, small_spec, stop_in
 
 
@@ -79,25 +73,6 @@ def test_weights_that_cannot_be_read_end_the_run_as_such(
     monkeypatch.setattr(fingerprint_beside, "weights_fingerprint", unreadable)
     with pytest.raises(StorageError, match="Input/output error"):
         run_here(small_spec(tmp_path, tiny, train__max_steps=1))
-
-
-def of_another_node(directory: Path, spec: str) -> None:
-    """One of two nodes of a process each, the second of which has other weights."""
-    rank = os.environ["RANK"]
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    fingerprint_beside.weights_fingerprint = lambda *_, **__: f"weights of rank {rank}"
-    with pytest.raises(ConfigError) as refused:
-        worker.run(*read_payload(spec))
-    (directory / f"refused-{rank}").write_text(f"{refused.value.problems[0].where}: {refused.value}")
-
-
-def test_nodes_with_other_weights_are_refused_before_the_directory_is_theirs(tmp_path: Path, tiny: Path) -> None:
-    spec = small_spec(tmp_path, tiny, train__max_steps=1)
-    payload = {"spec": spec.model_dump(mode="json"), "options": asdict(RunOptions(log_level="ERROR"))}
-    assert in_ranks(of_another_node, 2, tmp_path, json.dumps(payload)) == [0, 0]
-    said = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
-    assert said[0] == said[1] and "model.name: " in said[0] and "different weights" in said[0]
-    assert not RunDir(run_root(spec)).spec.exists()
 
 
 def test_who_leaves_has_the_hashing_stop(tmp_path: Path) -> None:
