@@ -176,10 +176,15 @@ def katib_objects(
 
 def _evaluations(sweep: Sweep) -> int | None:
     """How often each trial is evaluated; None where only its data can tell, or trials differ."""
-    decides = {"train.max_steps", "train.num_train_epochs", "eval.every", "eval.on_start"}
-    run = sweep.run
+    from rankzero.spec.sweep_load import specs_of
+
+    counts = {_evaluations_of(spec) for name in sweep.space for spec in specs_of(sweep, name)}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _evaluations_of(run: RunSpec) -> int | None:
     every, steps = run.eval.every, run.train.max_steps
-    if decides & set(sweep.space) or (every == "epoch") != (steps is None):
+    if (every == "epoch") != (steps is None):
         return None
     last = run.train.num_train_epochs if steps is None else steps / int(every)
     return math.ceil(last) + run.eval.on_start

@@ -23,7 +23,8 @@ FIXED = {
 
 
 def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str) -> Iterator[Problem]:
-    """What is wrong with a field whose values make these specs of the one that is varied. Paths in all are absolute."""
+    """What is wrong with a field whose values make these specs of the one that is varied, each with what stands alone
+    of other fields. Paths in all are absolute."""
     for name, why in FIXED.items():
         if name.startswith(f"{field}.") and any(_value(spec, name) != _value(base, name) for spec in specs):
             yield Problem(f"{name} is the same for all trials", where, f"{why}; give each value that of the run spec")
@@ -31,7 +32,7 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
     if field.startswith("dpo") and len(betas) > 1 and base.checkpoint.best_metric in _BY_BETA:
         hint = "compare them by checkpoint.best_metric: reward_accuracy"
         yield Problem(f"{base.checkpoint.best_metric} is measured in units of dpo.beta", where, hint)
-    for name in _decide_rows(base):
+    for name in _decide_rows(base, specs):
         its = [_value(spec, name) for spec in specs]
         if (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its):
             yield Problem(f"{name} decides which rows trials are compared by", where, _hint(name, base))
@@ -48,12 +49,13 @@ _LENGTHEN = (
 """What a row's tokens, and so its length, follow from."""
 
 
-def _decide_rows(base: RunSpec) -> tuple[str, ...]:
+def _decide_rows(base: RunSpec, specs: Sequence[RunSpec]) -> tuple[str, ...]:
     """Fields from which it follows which rows are evaluated on."""
     if base.data.eval is None:
         return ()
     drawn = _DRAW if _is_held_out(base) else _DRAW[:1] if _is_sampled(base) else ()
-    return (*drawn, *_READ, *(_LENGTHEN if base.data.over_length == "drop" else ()))
+    dropped = any(spec.data.over_length == "drop" for spec in specs)
+    return (*drawn, *_READ, *(_LENGTHEN if dropped else ()))
 
 
 def _hint(field: str, base: RunSpec) -> str:

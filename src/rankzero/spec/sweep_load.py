@@ -165,10 +165,22 @@ def trial_spec(sweep: Sweep, values: Mapping[str, Any], name: str, output_dir: s
 
 def common_spec(sweep: Sweep) -> RunSpec:
     """The run spec as far as no trial differs from it: with the values that stand alone. Paths as trials have them."""
-    alone = {name: one.values[0] for name, one in sweep.spec.parameters.items() if one.values and len(one.values) == 1}
-    found = _varied(sweep, alone).found
+    found = _varied(sweep, _alone(sweep)).found
     spec = sweep.run if found is None else found.spec
     return spec if sweep.for_pods else absolute(spec, sweep.base)
+
+
+def specs_of(sweep: Sweep, name: str) -> list[RunSpec]:
+    """The run spec with each value of a field, or the ends of its numbers, and what stands alone of the other fields
+    where that goes together. Paths as they were written."""
+    alone = _alone(sweep)
+    tried = _tried(name, sweep.spec.parameters[name])
+    found = (_varied(sweep, {**alone, name: value}).found or _varied(sweep, {name: value}).found for value in tried)
+    return [one.spec for one in found if one is not None]
+
+
+def _alone(sweep: Sweep) -> dict[str, Any]:
+    return {name: one.values[0] for name, one in sweep.spec.parameters.items() if one.values and len(one.values) == 1}
 
 
 def _varied(sweep: Sweep, values: Mapping[str, Any]) -> Reading[RunSpec]:
@@ -297,9 +309,8 @@ def _of_shape(name: str, parameter: ParameterSpec, where: str) -> Iterator[Probl
 def _of_trials(sweep: Sweep, found: Loaded[SweepSpec]) -> Iterator[Problem]:
     """What makes trials incomparable, field by field."""
     root = sweep.run_base if sweep.for_pods else sweep.base
-    for name, parameter in sweep.spec.parameters.items():
-        varied = (_varied(sweep, {name: value}).found for value in _tried(name, parameter))
-        specs = [absolute(one.spec, root) for one in varied if one is not None]
+    for name in sweep.spec.parameters:
+        specs = [absolute(spec, root) for spec in specs_of(sweep, name)]
         yield from incomparable(absolute(sweep.run, root), name, specs, _place(found, ("parameters", name)))
 
 

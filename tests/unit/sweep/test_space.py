@@ -178,6 +178,17 @@ FILES: dict[str, Any] = {"train": "org/rows", "eval": "org/rows[test]"}
             {"train.seed": {"values": [1, 2]}},
             "train.seed decides",
         ),
+        # whoever says that longer rows are dropped
+        (
+            FILES,
+            {"data.over_length": {"values": ["drop"]}, "data.max_length": {"values": [64, 128]}},
+            "data.max_length decides",
+        ),
+        (
+            FILES,
+            {"data": {"values": [{**FILES, "over_length": "drop", "max_length": length} for length in (64, 128)]}},
+            "data.max_length decides",
+        ),
     ],
 )
 def test_trials_that_could_not_be_compared_are_refused(
@@ -200,6 +211,10 @@ def test_trials_that_could_not_be_compared_are_refused(
         (RUN["data"], {"data.max_length": {"values": [64, 128]}}),
         (RUN["data"], {"checkpoint": {"values": [{"keep": 1}, {"keep": 2}]}}),
         ({**FILES, "eval": "e.jsonl"}, {"data": {"values": [{**FILES, "eval": "./e.jsonl"}]}}),
+        (
+            {**FILES, "over_length": "drop"},
+            {"data.over_length": {"values": ["truncate"]}, "data.max_length": {"values": [64, 128]}},
+        ),
     ],
 )
 def test_trials_that_can_be_compared_are_not(tmp_path: Path, data: dict[str, Any], parameters: dict[str, Any]) -> None:
