@@ -22,7 +22,7 @@ FIXED = {
 """Fields that are the same for all trials, and why."""
 
 
-def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str) -> Iterator[Problem]:
+def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str, pruner: str) -> Iterator[Problem]:
     """What is wrong with a field whose values make these specs of the one that is varied, each with what stands alone
     of other fields. Paths in all are absolute."""
     for name, why in FIXED.items():
@@ -32,10 +32,18 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
     if field.startswith("dpo") and len(betas) > 1 and base.checkpoint.best_metric in _BY_BETA:
         hint = "compare them by checkpoint.best_metric: reward_accuracy"
         yield Problem(f"{base.checkpoint.best_metric} is measured in units of dpo.beta", where, hint)
+    if pruner != "none" and _differs("eval.every", field, specs):
+        what = f"pruner: {pruner} compares the first, second, … evaluation of trials, whose steps eval.every decides"
+        yield Problem(what, where, "give it one value, or set pruner: none")
     for name in _decide_rows(base, specs):
-        its = [_value(spec, name) for spec in specs]
-        if (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its):
+        if _differs(name, field, specs):
             yield Problem(f"{name} decides which rows trials are compared by", where, _hint(name, base))
+
+
+def _differs(name: str, field: str, specs: Sequence[RunSpec]) -> bool:
+    """Whether these values of a field are, or hold, several of another one."""
+    its = [_value(spec, name) for spec in specs]
+    return (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its)
 
 
 _BY_BETA = ("eval_loss", "reward_margin", "reward_chosen", "reward_rejected")

@@ -311,7 +311,8 @@ def _of_trials(sweep: Sweep, found: Loaded[SweepSpec]) -> Iterator[Problem]:
     root = sweep.run_base if sweep.for_pods else sweep.base
     for name in sweep.spec.parameters:
         specs = [absolute(spec, root) for spec in specs_of(sweep, name)]
-        yield from incomparable(absolute(sweep.run, root), name, specs, _place(found, ("parameters", name)))
+        where = _place(found, ("parameters", name))
+        yield from incomparable(absolute(sweep.run, root), name, specs, where, sweep.spec.pruner)
 
 
 def _of_whole(spec: SweepSpec, space: Space, found: Loaded[SweepSpec], run: RunSpec) -> Iterator[Problem]:

@@ -127,8 +127,12 @@ def test_the_median_rule_is_katib_s_own(tmp_path: Path, kind: str) -> None:
     [
         ({"train": {"max_steps": 100}, "eval": {"every": 10}}, {}, "4"),
         ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {}, "2"),
-        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"eval.every": {"values": [10, 5]}}, "4"),
-        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"eval": {"values": [{"every": 10}, {"every": 5}]}}, "4"),
+        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"train.max_steps": {"values": [25, 50]}}, "4"),
+        (
+            {"train": {"max_steps": 25}, "eval": {"every": 10}},
+            {"train": {"values": [{"max_steps": 25}, {"max_steps": 50}]}},
+            "4",
+        ),
         ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"eval.every": {"values": [5]}}, "4"),
         ({"train": {"max_steps": 5}, "eval": {"every": 10}}, {"eval": {"values": [{"every": 2}]}}, "2"),
         ({"train": {"num_train_epochs": 2}, "eval": {"on_start": True}}, {}, "2"),

@@ -367,3 +367,24 @@ def test_rewards_of_other_units_are_not_compared(
     run = {**RUN, "task": "dpo", "lora": {}, "checkpoint": {"best_metric": metric}}
     found = [problem.what for problem in reading_of(tmp_path, run, parameters=parameters).problems]
     assert found == ([f"{metric} is measured in units of dpo.beta"] if refused else []), found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "pruner", "refused"),
+    [
+        ({"eval.every": {"values": [10, 1000]}}, "median", True),
+        ({"eval.every": {"values": ["epoch", 10]}}, "hyperband", True),
+        ({"eval.every": {"min": 10, "max": 20}}, "median", True),
+        ({"eval": {"values": [{"every": 10}, {"every": 20}]}}, "median", True),
+        ({"eval": {"values": [{"every": 10, "on_start": on} for on in (True, False)]}}, "median", False),
+        ({"eval.every": {"values": [10]}, "lora.r": {"values": [4, 8]}}, "median", False),
+        ({"eval.every": {"values": [10, 1000]}}, "none", False),
+    ],
+)
+def test_evaluations_at_unlike_steps_end_no_trial_early(
+    tmp_path: Path, parameters: dict[str, Any], pruner: str, refused: bool
+) -> None:
+    problems = reading_of(tmp_path, parameters=parameters, pruner=pruner).problems
+    expected = [f"pruner: {pruner} compares the first, second, … evaluation of trials, whose steps eval.every decides"]
+    assert [one.what for one in problems] == (expected if refused else [])
+    assert all(one.where.startswith(f"{tmp_path}/sweep.yaml:") and one.hint for one in problems)
