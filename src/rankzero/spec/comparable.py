@@ -35,8 +35,13 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
     if pruner != "none" and _differs("eval.every", field, specs):
         what = f"pruner: {pruner} compares the first, second, … evaluation of trials, whose steps eval.every decides"
         yield Problem(what, where, "give it one value, or set pruner: none")
-    for name in _decide_rows(base, specs):
+    tokens = _TARGETS if base.task_section.trains == "answers" and base.data.eval is not None else ()
+    for name in tokens:
         if _differs(name, field, specs):
+            hint = "give it one value; or train one run each, and compare their answers by `rankzero eval`"
+            yield Problem(f"{name} decides which tokens {base.checkpoint.best_metric} is a mean over", where, hint)
+    for name in _decide_rows(base, specs):
+        if name not in tokens and _differs(name, field, specs):
             yield Problem(f"{name} decides which rows trials are compared by", where, _hint(name, base))
 
 
@@ -47,6 +52,12 @@ def _differs(name: str, field: str, specs: Sequence[RunSpec]) -> bool:
 
 
 _BY_BETA = ("eval_loss", "reward_margin", "reward_chosen", "reward_rejected")
+_TARGETS = (
+    *("data.assistant_only_loss", "data.train_on", "data.reasoning"),
+    *("data.chat_template", "data.chat_template_kwargs"),
+)
+"""By these it is decided which tokens of a row are answers to be learnt. What merely cuts a row short is no part of it:
+less of it is evaluated, and of the same kind."""
 _DRAW = ("train.seed", "data.train")
 _READ = ("data.deduplicate", "data.over_length")
 """By these the rows of `data.eval` are read too, wherever they are."""

@@ -388,3 +388,32 @@ def test_evaluations_at_unlike_steps_end_no_trial_early(
     expected = [f"pruner: {pruner} compares the first, second, … evaluation of trials, whose steps eval.every decides"]
     assert [one.what for one in problems] == (expected if refused else [])
     assert all(one.where.startswith(f"{tmp_path}/sweep.yaml:") and one.hint for one in problems)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"data.assistant_only_loss": {"values": [True, False]}}, "data.assistant_only_loss"),
+        ({"data.train_on": {"values": ["all_turns", "last_turn"]}}, "data.train_on"),
+        ({"data.reasoning": {"values": ["keep", "drop"]}}, "data.reasoning"),
+        ({"data.chat_template": {"values": [None, "plain"]}}, "data.chat_template"),
+        ({"data.chat_template_kwargs": {"values": [{}, {"enable_thinking": False}]}}, "data.chat_template_kwargs"),
+        ({"data": {"values": [{**FILES, "train_on": turns} for turns in ("all_turns", "last_turn")]}}, "data.train_on"),
+        ({"data.train_on": {"values": ["last_turn"]}}, None),
+        ({"data.image_max_tokens": {"values": [64, 128]}}, None),
+    ],
+)
+@pytest.mark.parametrize("metric", ["eval_loss", "perplexity"])
+def test_means_over_other_tokens_are_not_compared(
+    tmp_path: Path, parameters: dict[str, Any], name: str | None, metric: str
+) -> None:
+    """On every token a loss is lower than on answers alone, and no model is better for it."""
+    run = {**RUN, "data": FILES, "checkpoint": {"best_metric": metric}}
+    problems = reading_of(tmp_path, run, parameters=parameters).problems
+    assert [one.what for one in problems] == ([f"{name} decides which tokens {metric} is a mean over"] if name else [])
+    assert all("rankzero eval" in one.hint for one in problems)
+
+
+def test_what_does_not_read_a_field_is_compared_over_the_same(tmp_path: Path) -> None:
+    run = {**RUN, "data": FILES, "task": "dpo", "checkpoint": {"best_metric": "reward_accuracy"}}
+    assert not reading_of(tmp_path, run, parameters={"data.train_on": {"values": ["all_turns", "last_turn"]}}).problems
