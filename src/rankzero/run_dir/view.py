@@ -130,12 +130,17 @@ def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES) -> Iterator[dict
 
 
 def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
-    """A metric by step. A step that was made again counts as it was made last."""
-    points: dict[int, float] = {}
+    """A metric by step, where it was a finite number."""
+    return [(step, value) for step, value in measured(metrics, name) if value is not None]
+
+
+def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
+    """A metric by step; None where it was not finite. A step that was made again counts as it was made last."""
+    points: dict[int, float | None] = {}
     for row in rows_from_end(metrics, most_bytes=1 << 62):
         value = row.get(name)
-        if isinstance(value, float | int) and isinstance(row.get("step"), int):
-            points.setdefault(row["step"], float(value))
+        if name in row and isinstance(value, float | int | None) and isinstance(row.get("step"), int):
+            points.setdefault(row["step"], None if value is None else float(value))
     return sorted(points.items())
 
 

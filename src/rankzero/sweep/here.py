@@ -25,9 +25,10 @@ from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
-from rankzero.run_dir.view import curve
+from rankzero.run_dir.view import measured
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import is_better
 from rankzero.sweep.trainer import TrialStart
 
 Say = Callable[[str], None]
@@ -86,7 +87,7 @@ class Finished:
         return False
 
     def evaluations(self) -> list[float]:
-        return evaluations(self._run_dir, self._spec.checkpoint.best_metric)
+        return evaluations(self._run_dir, self._spec)
 
     def stop(self) -> None: ...
 
@@ -207,11 +208,23 @@ class Kept(Finished):
             self._start.close()
 
 
-def evaluations(run_dir: RunDir, metric: str) -> list[float]:
-    """As TrialStart.evaluations, from a run directory."""
+def evaluations(run_dir: RunDir, spec: RunSpec) -> list[float]:
+    """As TrialStart.evaluations, from a run directory. Patience is counted as the run counts it: what it says is known
+    before the run has ended, so no trial's end depends on when it is looked at."""
     try:
         starts = read_starts(run_dir.starts)
     except OSError:
         starts = []
     total = starts[-1].total_steps if starts else 0
-    return [value for step, value in curve(run_dir.metrics, metric) if step and total and step < total]
+    metric, patience = spec.checkpoint.best_metric, spec.eval.early_stopping_patience
+    found: list[float] = []
+    best, waited = None, 0
+    for step, value in measured(run_dir.metrics, metric):
+        if not 0 < step < total:
+            continue
+        better = value is not None and is_better(metric, value, best)
+        best, waited = (value, 0) if better else (best, waited + 1)
+        if patience is not None and waited >= patience:
+            break
+        found += [] if value is None else [value]
+    return found

@@ -15,8 +15,8 @@ class TrialStart(Protocol):
         """Whether anything of it is alive; called again and again, it also looks after what is."""
 
     def evaluations(self) -> list[float]:
-        """What the run has scored so far, in order, without its evaluation before the first step and the last one:
-        where that is, there is nothing left to end."""
+        """What the run has scored so far, in order, without its evaluation before the first step and the one that
+        ends it, by its steps or by its patience: where that is, there is nothing left to end."""
 
     def stop(self) -> None:
         """Ask it to save and leave. Asking twice is asking once."""

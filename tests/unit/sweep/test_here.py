@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from rankzero.errors import ExitCode, RankzeroError, StorageError
 from rankzero.persist.copying import copied
 from rankzero.persist.run_store import RunStore
+from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.sweep.here import Finished, Kept
@@ -144,3 +146,38 @@ def test_who_leaves_at_once_waits_for_no_copy(store: Store, training: Training) 
     trial.close()
     until(lambda: not trial._thread.is_alive())
     assert training.closed and store.was_hurried
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "metric", "judged"),
+    [
+        ([3.0, 2.0, 2.5], 1, "eval_loss", [3.0, 2.0]),
+        ([3.0, 2.0, 2.5, 2.0], 2, "eval_loss", [3.0, 2.0, 2.5]),
+        ([3.0, 2.0, 2.5, None], 2, "eval_loss", [3.0, 2.0, 2.5]),
+        ([3.0, None], 1, "eval_loss", [3.0]),
+        ([3.0, 2.0, 2.5, 1.0, 2.0], 2, "eval_loss", [3.0, 2.0, 2.5, 1.0, 2.0]),
+        ([3.0, 2.0, 2.5], None, "eval_loss", [3.0, 2.0, 2.5]),
+        ([0.5, 0.6, 0.6], 1, "accuracy", [0.5, 0.6]),
+    ],
+)
+def test_the_evaluation_that_ends_a_run_ends_no_trial_early(
+    tmp_path: Path, scores: list[float | None], patience: int | None, metric: str, judged: list[float]
+) -> None:
+    """Behind it the run has its result, however soon that is seen: whether by its steps or by its patience."""
+    spec = {
+        **{"name": "trial-000", "task": "classify", "model": {"name": "m"}, "output_dir": str(tmp_path)},
+        **{"data": {"train": "t", "eval": "e"}, "checkpoint": {"best_metric": metric}},
+        "eval": {"every": 2, "on_start": True, "early_stopping_patience": patience},
+    }
+    trial = Finished(RunSpec.model_validate(spec))
+    run_dir = RunDir(tmp_path / "trial-000")
+    run_dir.root.mkdir()
+    assert trial.evaluations() == []
+    line = StartLine(run_dir.starts, Start(100.0, 100.0, total_steps=12))
+    line.write({})
+    line.close()
+    rows = [{"step": 0, metric: 9.0}, *({"step": 2 + 2 * at, metric: score} for at, score in enumerate(scores))]
+    run_dir.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 11, "loss": 1.0}]))
+    assert trial.evaluations() == judged
+    run_dir.metrics.write_text(f"{json.dumps({'step': 12, metric: 1.0})}\n")
+    assert trial.evaluations() == []
