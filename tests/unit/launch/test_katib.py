@@ -162,7 +162,7 @@ def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
             "parameterType": "double",
             "feasibleSpace": {"min": "1e-05", "max": "0.001", "distribution": "logUniform"},
         },
-        {"name": "lora.r", "parameterType": "int", "feasibleSpace": {"min": "4", "max": "16", "step": "4"}},
+        {"name": "lora.r", "parameterType": "discrete", "feasibleSpace": {"list": ["4", "8", "12", "16"]}},
         {
             "name": "lora.target_modules",
             "parameterType": "categorical",
@@ -174,6 +174,43 @@ def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
         "algorithmName": "tpe",
         "algorithmSettings": [{"name": "random_state", "value": "42"}],
     }
+
+
+@pytest.mark.parametrize("sampler", ["grid", "tpe", "random"])
+@pytest.mark.parametrize(
+    ("name", "given", "points"),
+    [
+        ("lora.dropout", {"min": 0, "max": 0.3, "step": 0.1}, ["0.0", "0.1", "0.2", "0.3"]),
+        ("lora.dropout", {"min": 0.05, "max": 0.25, "step": 0.1}, ["0.05", "0.15", "0.25"]),
+        ("lora.r", {"min": 1, "max": 64, "step": 16}, ["1", "17", "33", "49"]),
+    ],
+)
+def test_stepped_numbers_are_the_points_that_are_tried_here(
+    tmp_path: Path, sampler: str, name: str, given: dict[str, Any], points: list[str]
+) -> None:
+    """Katib's grid may lose the last of a range by rounding, and what its other samplers draw is a multiple of the
+    step, wherever the range begins."""
+    spec = rendered(tmp_path, sampler=sampler, trials=40, parameters={name: given})[-1]["spec"]
+    assert spec["parameters"] == [{"name": name, "parameterType": "discrete", "feasibleSpace": {"list": points}}]
+    assert spec["maxTrialCount"] == (len(points) if sampler == "grid" else 40)
+
+
+@pytest.mark.parametrize("step", [{}, {"step": 1}])
+def test_whole_numbers_one_by_one_stay_a_range(tmp_path: Path, step: dict[str, Any]) -> None:
+    spec = rendered(tmp_path, parameters={"lora.r": {"min": 3, "max": 64, **step}})[-1]["spec"]
+    assert spec["parameters"] == [
+        {"name": "lora.r", "parameterType": "int", "feasibleSpace": {"min": "3", "max": "64"}}
+    ]
+
+
+def test_cmaes_has_ranges_alone(tmp_path: Path) -> None:
+    """Katib refuses it what is a list."""
+    parameters = {"lora.dropout": {"min": 0.05, "max": 0.25, "step": 0.1}, "lora.r": {"min": 1, "max": 64, "step": 8}}
+    spec = rendered(tmp_path, sampler="cmaes", parameters=parameters)[-1]["spec"]
+    assert [one["feasibleSpace"] for one in spec["parameters"]] == [
+        {"min": "0.05", "max": "0.25", "step": "0.1"},
+        {"min": "1", "max": "57", "step": "8"},
+    ]
 
 
 @pytest.mark.parametrize(

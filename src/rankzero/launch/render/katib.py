@@ -164,7 +164,7 @@ def _experiment(plan: Plan, search: Search, training: Manifest) -> Manifest:
         "parallelTrialCount": min(search.parallel, search.trials),
         "maxFailedTrialCount": search.trials,
         "resumePolicy": "LongRunning",
-        "parameters": [_parameter(name, dimension) for name, dimension in search.space.items()],
+        "parameters": [_parameter(name, one, search.algorithm) for name, one in search.space.items()],
         "metricsCollectorSpec": {
             "collector": {"kind": "File"},
             "source": {
@@ -200,13 +200,21 @@ def _algorithm(search: Search) -> dict[str, Any]:
     return {"algorithmName": search.algorithm, "algorithmSettings": settings}
 
 
-def _parameter(name: str, dimension: Choices | Numbers) -> dict[str, Any]:
-    """All values are text, and stand in run.yaml as they are."""
+def _parameter(name: str, dimension: Choices | Numbers, algorithm: str) -> dict[str, Any]:
+    """All values are text, and stand in run.yaml as they are.
+
+    Numbers in steps are their points, one by one: Katib's grid loses the last of some ranges by rounding, and hyperopt
+    draws multiples of the step, wherever a range begins. Under cmaes Katib takes ranges alone.
+    """
     if isinstance(dimension, Choices):
         space: dict[str, Any] = {"list": [as_yaml(value) for value in dimension.values]}
         return {"name": name, "parameterType": "categorical", "feasibleSpace": space}
+    stepped = dimension.step is not None and not (dimension.whole and dimension.step == 1)
+    if stepped and algorithm != "cmaes":
+        points = {"list": [as_yaml(point) for point in dimension.points or ()]}
+        return {"name": name, "parameterType": "discrete", "feasibleSpace": points}
     space = {"min": as_yaml(dimension.low), "max": as_yaml(dimension.high)}
-    if dimension.step is not None:
+    if stepped:
         space["step"] = as_yaml(dimension.step)
     if dimension.log:
         space["distribution"] = "logUniform"
