@@ -271,6 +271,16 @@ def test_what_katib_cannot_do_is_said(
     assert any(problem.what.startswith(what) for problem in caught.value.problems), caught.value.problems
 
 
+def test_a_logarithmic_scale_that_katib_s_cmaes_does_not_read_is_refused(tmp_path: Path) -> None:
+    parameters = {"train.learning_rate": {"min": 1e-5, "max": 1e-3, "log": True}, "lora.r": {"min": 1, "max": 64}}
+    with pytest.raises(ConfigError) as caught:
+        rendered(tmp_path, sampler="cmaes", parameters=parameters)
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.where) == ("Katib's cmaes has no logarithmic scale", "parameters.train.learning_rate")
+    assert "sampler: tpe" in problem.hint
+    assert rendered(tmp_path, sampler="tpe", parameters=parameters)
+
+
 @pytest.mark.parametrize(
     ("module", "mark"),
     [

@@ -78,7 +78,7 @@ def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
 
     Raises ConfigError where this kind of object cannot be a trial.
     """
-    problems = [*_problems(plan), *_pruner_problems(plan, search), *_value_problems(search)]
+    problems = [*_problems(plan), *_pruner_problems(plan, search), *_scale_problems(search), *_value_problems(search)]
     if problems:
         raise ConfigError(problems)
     *others, training = kind_named(plan.kind).objects(plan)
@@ -119,6 +119,18 @@ def _pruner_problems(plan: Plan, search: Search) -> list[Problem]:
         hint = "pruner: none, or in run.yaml a smaller eval.every, such as a number of steps"
         return [Problem("a trial is evaluated at its end alone, when there is nothing left to end", "pruner", hint)]
     return []
+
+
+def _scale_problems(search: Search) -> list[Problem]:
+    """Katib hands cmaes to goptuna, without the distribution."""
+    if search.algorithm != "cmaes":
+        return []
+    hint = "sampler: tpe; or let the trials run without Katib, on one machine or by `rankzero sweep --cluster`"
+    return [
+        Problem("Katib's cmaes has no logarithmic scale", f"parameters.{name}", hint)
+        for name, dimension in search.space.items()
+        if isinstance(dimension, Numbers) and dimension.log
+    ]
 
 
 _LOST = {'"': '"', "\\": "\\", "\n": "a line break", "\r": "a line break", "\t": "a tab", "$(": "$(", "$$": "$$"}
