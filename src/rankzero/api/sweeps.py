@@ -164,6 +164,7 @@ def katib_objects(
         space=sweep.space,
         metric=sweep.metric,
         higher_is_better=sweep.higher_is_better,
+        final=sweep.run.checkpoint.final,
         algorithm=sweep.spec.sampler,
         seed=sweep.spec.seed,
         trials=sweep.trials,
@@ -175,7 +176,7 @@ def katib_objects(
 
 
 def _evaluations(sweep: Sweep) -> int | None:
-    """How often each trial is evaluated; None where only its data can tell, or trials differ."""
+    """How often each trial is evaluated once it is trained; None where only its data can tell, or trials differ."""
     from rankzero.spec.sweep_load import specs_of
 
     counts = {_evaluations_of(spec) for name in sweep.space for spec in specs_of(sweep, name)}
@@ -187,7 +188,7 @@ def _evaluations_of(run: RunSpec) -> int | None:
     if (every == "epoch") != (steps is None):
         return None
     last = run.train.num_train_epochs if steps is None else steps / int(every)
-    return math.ceil(last) + run.eval.on_start
+    return math.ceil(last)
 
 
 def sweep_for_pods(path: Path, overrides: Sequence[str]) -> Sweep:

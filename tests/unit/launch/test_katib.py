@@ -135,7 +135,7 @@ def test_the_median_rule_is_katib_s_own(tmp_path: Path, kind: str) -> None:
         ),
         ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"eval.every": {"values": [5]}}, "4"),
         ({"train": {"max_steps": 5}, "eval": {"every": 10}}, {"eval": {"values": [{"every": 2}]}}, "2"),
-        ({"train": {"num_train_epochs": 2}, "eval": {"on_start": True}}, {}, "2"),
+        ({"train": {"num_train_epochs": 2}, "eval": {"on_start": True}}, {}, "1"),
         ({"train": {"num_train_epochs": 1}, "eval": {"every": 10}}, {}, "4"),
         ({"train": {"num_train_epochs": 1}}, {}, None),
         ({"train": {"max_steps": 5}, "eval": {"every": 10}}, {}, None),
@@ -174,6 +174,18 @@ def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
         "algorithmName": "tpe",
         "algorithmSettings": [{"name": "random_state", "value": "42"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "strategy"),
+    [({}, "min"), ({"final": "last"}, "latest"), ({"best_metric": "accuracy"}, "max")],
+)
+def test_what_a_trial_scored_is_what_its_result_did(tmp_path: Path, checkpoint: dict[str, Any], strategy: str) -> None:
+    run = {**RUN, "task": "classify", "checkpoint": checkpoint}
+    objective = rendered(tmp_path, run=run)[-1]["spec"]["objective"]
+    name = checkpoint.get("best_metric", "eval_loss")
+    assert objective["metricStrategies"] == [{"name": name, "value": strategy}]
+    assert objective["type"] == ("maximize" if name == "accuracy" else "minimize")
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe", "random"])
@@ -373,7 +385,7 @@ def test_a_trial_is_ended_early_as_katib_s_collector_does_it(tmp_path: Path) -> 
     shell = subprocess.Popen(["sh", "-c", whole], stdout=subprocess.PIPE, text=True)
     copy = copies / "metrics.jsonl"
     try:
-        wait_for(lambda: copy.exists() and copy.read_text().count("\n") == 3)
+        wait_for(lambda: copy.exists() and copy.read_text().count("\n") == 2)
         (child,) = psutil.Process(shell.pid).children()
         (copies / f"{shell.pid}.pid").write_text("early-stopped")
         child.terminate()
@@ -408,6 +420,7 @@ def test_a_pod_that_katib_does_not_read_ends_as_its_node_command_does(tmp_path: 
 
 
 def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:
+    """Not that of step 0: what a model scored before it was trained is no trial's score."""
     metrics, copy = tmp_path / "metrics.jsonl", tmp_path / "copies" / "metrics.jsonl"
     copy.parent.mkdir()
     follower = Follower(metrics, copy)
@@ -417,13 +430,13 @@ def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:
     def rows(*steps: int) -> str:
         return "".join(json.dumps({"step": step, "eval_loss": 4.0, "time": 1.5 + step}) + "\n" for step in steps)
 
-    metrics.write_text(rows(1, 2, 3) + '{"step": 4, "ev')
+    metrics.write_text(rows(0, 1, 2, 3) + '{"step": 4, "ev')
     follower.more()
-    metrics.write_text(rows(1, 2))  # it goes on from a checkpoint
+    metrics.write_text(rows(0, 1, 2))  # it goes on from a checkpoint
     follower.more()
     metrics.unlink()
     follower.more()
-    metrics.write_text(rows(1, 2, 3, 4) + '{"step": 5}\nnot json\n' + rows(5, 5))
+    metrics.write_text(rows(0, 1, 2, 3, 4) + '{"step": 5}\nnot json\n' + rows(5, 5))
     follower.more()
     lines = copy.read_text().splitlines()
     assert [json.loads(line.partition(" ")[2])["step"] for line in lines] == [1, 2, 3, 4, 5, 5]

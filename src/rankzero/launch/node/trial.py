@@ -21,12 +21,13 @@ LOOK_SECONDS = 1.0
 
 
 class Follower:
-    """The rows of a metrics.jsonl that grows and, where a run goes on from a checkpoint, is cut, each copied once."""
+    """The rows of a metrics.jsonl that grows and, where a run goes on from a checkpoint, is cut, each copied once. Not
+    that of step 0: Katib would take what an untrained model scored for the trial's."""
 
     def __init__(self, metrics: Path, copy: Path) -> None:
         self._metrics, self._copy = metrics, copy
         self._at, self._file = 0, -1
-        self._step, self._known = -1, -1
+        self._step, self._known = 0, 0
         self._wanted = copy.parent.is_dir()
         if self._wanted:
             copy.touch()  # who waits for it waits at full speed

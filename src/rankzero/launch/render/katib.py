@@ -3,7 +3,7 @@
 Katib starts a trial's command through a shell, so that it can mark the end in a file beside the metrics, and mounts an
 empty volume over the directory of the metrics file. So that file is not in the run directory: it is copied from there
 row by row (node/trial.py), and the shell passes SIGTERM on, so that a trial which is evicted or ended early saves, as
-any run does. What a trial scored is its best evaluation, not the latest, hence the strategies.
+any run does. What a trial scored is what its result did, its best evaluation or its last, hence the strategies.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Search:
     space: Space
     metric: str
     higher_is_better: bool
+    final: str
+    """Which of its evaluations is that of a trial's result: the best or the last."""
     algorithm: str
     seed: int
     trials: int
@@ -168,7 +170,7 @@ def _experiment(plan: Plan, search: Search, training: Manifest) -> Manifest:
         "objective": {
             "type": "maximize" if search.higher_is_better else "minimize",
             "objectiveMetricName": search.metric,
-            "metricStrategies": [{"name": search.metric, "value": "max" if search.higher_is_better else "min"}],
+            "metricStrategies": [{"name": search.metric, "value": _strategy(search)}],
         },
         "algorithm": _algorithm(search),
         **_early_stopping(search),
@@ -203,6 +205,12 @@ def _experiment(plan: Plan, search: Search, training: Manifest) -> Manifest:
         "metadata": metadata(plan),
         "spec": spec,
     }
+
+
+def _strategy(search: Search) -> str:
+    if search.final == "last":
+        return "latest"
+    return "max" if search.higher_is_better else "min"
 
 
 def _algorithm(search: Search) -> dict[str, Any]:
