@@ -164,7 +164,7 @@ def test_files_in_the_working_directory_stand_for_no_module(streaming: bool, tmp
 def test_stopping_before_the_first_step_says_so(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankzero.engine import worker
 
-    monkeypatch.setattr(worker, "read_inputs", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(worker, "read_inputs", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     from tests.support.runs import run_here
 
     with pytest.raises(StoppedError, match="before the first step"):
