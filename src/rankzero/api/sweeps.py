@@ -93,7 +93,7 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
         require_engine()
     from rankzero.sweep.contents import Digests, contents, eval_files
     from rankzero.sweep.here import Here
-    from rankzero.sweep.outcome import keep_contents, keep_setting, require_a_result, require_name, write_best
+    from rankzero.sweep.outcome import keep_contents, keep_setting, require_a_result, write_best
     from rankzero.sweep.page import write_sweep_page
     from rankzero.sweep.place import SweepDir
     from rankzero.sweep.record import Record
@@ -110,7 +110,6 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
         for words in keep_setting(sweep, there):
             say(words)
         record = Record(sweep, place.record)
-        require_name(sweep, record.name)
         is_read = there.cache_info().currsize > 0
         if is_read or not is_finished(sweep, record.trials):  # one that is can be asked again without its files
             keep_contents(sweep, eval_files(sweep, digests), there(), record.trials)

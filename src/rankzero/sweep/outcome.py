@@ -127,14 +127,6 @@ def keep_contents(sweep: Sweep, eval_files: str | None, contents: Mapping[str, s
         write_json(file, new)
 
 
-def require_name(sweep: Sweep, begun_as: str) -> None:
-    """Raise ConfigError where a cluster knows the trials by another name, under which they would be trained anew."""
-    if sweep.for_pods and begun_as != sweep.name:
-        what = f"was {begun_as}, is {sweep.name}: its trials are runs of the first name on the cluster"
-        hint = f"set it back, and the directory's name with it: name: {begun_as}"
-        raise ConfigError(what, where=f"{sweep.directory}: sweep: name", hint=hint)
-
-
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, inner in value.items():
         if isinstance(inner, Mapping):

@@ -57,12 +57,10 @@ def later(cluster: FakeCluster) -> Callable[[Evidence], RunStatus]:
     return look
 
 
-def searched(
-    directory: Path, *ranks: int, name: str = "search", say: Callable[[str], None] = lambda _: None
-) -> SweepResult:
+def searched(directory: Path, *ranks: int, say: Callable[[str], None] = lambda _: None) -> SweepResult:
     """Two trials, one after the other."""
     parameters = {"lora.r": {"values": list(ranks or (4, 16))}}
-    file = written(directory, RUN, name=name, sampler="grid", parameters=parameters)
+    file = written(directory, RUN, name="search", sampler="grid", parameters=parameters)
     return run_sweep_on(file, cluster=str(directory / "cluster.yaml"), kind="job", say=say)
 
 
@@ -81,22 +79,6 @@ def test_each_trial_is_a_run_there_and_says_what_it_scored(tmp_path: Path, clust
     cluster.requests.clear()
     assert searched(tmp_path).trials == result.trials
     assert changes(cluster) == ""
-
-
-def test_a_sweep_whose_trials_are_runs_there_keeps_its_name(tmp_path: Path, cluster: FakeCluster) -> None:
-    """Under another one its open trials would be submitted beside themselves."""
-    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
-    trials = searched(tmp_path).trials
-    (tmp_path / "sweeps/search").rename(tmp_path / "sweeps/other")
-    cluster.requests.clear()
-    with pytest.raises(ConfigError) as caught:
-        searched(tmp_path, name="other")
-    (problem,) = caught.value.problems
-    assert problem.what == "was search, is other: its trials are runs of the first name on the cluster"
-    assert problem.where == f"{tmp_path}/sweeps/other: sweep: name" and "name: search" in problem.hint
-    assert changes(cluster) == ""
-    (tmp_path / "sweeps/other").rename(tmp_path / "sweeps/search")
-    assert searched(tmp_path).trials == trials
 
 
 def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, cluster: FakeCluster) -> None:
