@@ -117,18 +117,6 @@ class Record:
                 self._storage.set_trial_state_values(own._trial_id, TrialState.PRUNED, [value])
         return prune
 
-    def judge_again(self, number: int) -> bool:
-        """Whether the evaluation that was recorded last ends the trial; then it is recorded as pruned. A kill may have
-        come between the two."""
-        there = self._frozen()
-        values = _evaluations(there[number])
-        prune = bool(values) and self._judge(there, number, values)[0]
-        if prune:
-            with self._storage_errors():
-                identity = there[number]._trial_id
-                self._storage.set_trial_state_values(identity, TrialState.PRUNED, values[-1:])
-        return prune
-
     def complete(self, number: int, value: float) -> None:
         """Record what a trial's result scored."""
         with self._storage_errors():

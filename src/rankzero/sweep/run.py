@@ -40,7 +40,6 @@ MENDABLE = frozenset({ExitCode.DATA, ExitCode.SERVICE, ExitCode.ACCESS, ExitCode
 """What a trial's values need not have caused: the next start of the sweep tries it again."""
 ENOUGH_ALIKE = 3
 """First trials that fail with one cause, after which the others are kept for when it is mended."""
-_PRUNED = "ends here: others were better by then"
 Say = Callable[[str], None]
 
 
@@ -78,8 +77,6 @@ class SweepRun:
             if trial.exit_code in MENDABLE:
                 record.take_up(trial.number)
                 say(f"[TRIAL {trial.number}] had failed ({trial.exit_code}), and is tried again")
-            elif not trial.is_over and record.judge_again(trial.number):
-                say(f"[TRIAL {trial.number}] {_PRUNED}")
         self._waiting = [trial for trial in record.trials if not trial.is_over]
         self._made = len(record.trials)
         self._exhausted = False
@@ -189,7 +186,7 @@ class SweepRun:
             one.pruned = self._record.report(number, value)
             self._say(f"[TRIAL {number}] evaluation {one.reported}: {metric} {shown(value)}")
             if one.pruned:
-                self._say(f"[TRIAL {number}] {_PRUNED}")
+                self._say(f"[TRIAL {number}] ends here: others were better by then")
                 return
 
     def _ended(self, one: _Running, value: float | None) -> None:

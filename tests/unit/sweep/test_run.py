@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from optuna.trial import TrialState
 
 from rankzero.errors import (
     AccessError,
@@ -220,33 +217,6 @@ def test_a_trial_that_is_worse_than_others_ends_early(tmp_path: Path) -> None:
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     assert pruned and all(len(trial.evaluations) < 3 and trial.value is not None for trial in pruned)
     assert any("ends here" in line for line in said)
-
-
-def test_a_verdict_that_a_kill_kept_out_of_the_record_is_given_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The evaluation was written, and its trial's end was not."""
-    fields: dict[str, Any] = {"trials": 8, "sampler": "random", "pruner": "median"}
-    undisturbed, _ = run_it(sweep_of(tmp_path / "one", **fields), Formula())
-    sweep = sweep_of(tmp_path / "two", **fields)
-    sweep.directory.mkdir(parents=True)
-    storage = type(Record(sweep, sweep.directory / "study.db")._storage)
-    write, killed = storage.set_trial_state_values, []
-
-    class Killed(BaseException):
-        """In place of SIGKILL."""
-
-    def die_once(self: Any, trial: int, state: TrialState, values: Any = None) -> bool:
-        if state == TrialState.PRUNED and trial not in killed:
-            killed.append(trial)
-            raise Killed
-        return bool(write(self, trial, state, values))
-
-    monkeypatch.setattr(storage, "set_trial_state_values", die_once)
-    for _ in range(fields["trials"]):
-        with suppress(Killed):
-            run_it(sweep, Formula())
-    assert killed and Record(sweep, sweep.directory / "study.db").trials == undisturbed.trials
 
 
 def test_the_best_spec_is_a_run_of_its_own(tmp_path: Path) -> None:
