@@ -195,10 +195,19 @@ class RunStore:
                     self._upload_file(path, name)
             for link in LINKS:
                 self._upload_link(link)
-            for step in sorted(self._steps - set(here)):  # pruned here, now that newer ones are there
-                if here and step < max(here):
-                    self._store.rm(posixpath.join(self._root, f"checkpoints/step-{step}"), recursive=True)
-                    self._steps.discard(step)
+            self._prune(here, self._steps)
+
+    def _prune(self, here: list[int], there: set[int]) -> None:
+        """Remove what the run itself, had it never moved, would not have any more: `keep` newer ones are here, and it
+        is not the best one. That something is not here is no reason: after a restore only some are."""
+        keep = self._spec.checkpoint.keep
+        oldest_kept = here[keep - 1] if len(here) >= keep else -1
+        doomed = {step for step in there - set(here) if step < oldest_kept}
+        if doomed:
+            doomed -= {self._linked("best")}
+        for step in sorted(doomed):
+            self._store.rm(posixpath.join(self._root, f"checkpoints/step-{step}"), recursive=True)
+            there.discard(step)
 
     def _remote_steps(self) -> set[int]:
         paths = self._store.find(posixpath.join(self._root, "checkpoints")) if self._store.exists(self._root) else []

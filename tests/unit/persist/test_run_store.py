@@ -24,6 +24,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import settled
 from rankzero.spec.diff import name_beside
 from rankzero.spec.run_spec import RunSpec
+from tests.support.stored_runs import checkpoint, result, spec_of, store_of
 from tests.support.unreadable import refuse
 
 
@@ -42,25 +43,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def never() -> bool:
     return False
-
-
-def spec_of(run: RunDir, **changes: Any) -> RunSpec:
-    value = {"name": "r", "model": {"name": "m"}, "data": {"train": "t"}, "output_dir": str(run.root.parent)}
-    return RunSpec.model_validate(value | changes)
-
-
-def store_of(run: RunDir, url: str, allowed: tuple[str, ...] = (), **changes: Any) -> RunStore:
-    return RunStore(run, url, spec_of(run, **changes), allowed)
-
-
-def checkpoint(run: RunDir, step: int, *, data: str = "d", **changes: Any) -> None:
-    staged = run.root / "staged"
-    (staged / "adapter").mkdir(parents=True)
-    (staged / "adapter" / "weights").write_text(f"weights {step}")
-    run.checkpoints.mkdir(exist_ok=True)
-    spec = spec_of(run, **changes).model_dump(mode="json")
-    commit_directory(staged, run.checkpoint(step), {"step": step, "spec": spec, "data": data})
-    run.set_link("last", step)
 
 
 @pytest.fixture
@@ -99,10 +81,10 @@ def test_a_checkpoint_without_its_manifest_is_not_there(run: RunDir, url: str, t
 
 def test_pruned_ones_go_once_newer_ones_are_there(run: RunDir, url: str) -> None:
     checkpoint(run, 5)
-    store = store_of(run, url)
+    store = store_of(run, url, checkpoint={"keep": 1})
     store.upload()
-    shutil.rmtree(run.checkpoint(5))
     checkpoint(run, 10)
+    prune_checkpoints(run, keep=1, best_step=None)
     store.upload()
     file_system, root = fsspec.core.url_to_fs(url)
     assert not file_system.exists(f"{root}/checkpoints/step-5")
@@ -335,14 +317,6 @@ def test_changes_that_were_accepted_before_are_no_other_run(run: RunDir, url: st
     shutil.rmtree(run.checkpoint(5))
     with pytest.raises(OtherRunError):
         RunStore(run, f"{url}/r", spec_of(run)).require_ours()
-
-
-def result(run: RunDir, text: str, *, data: str) -> None:
-    staged = run.root / "staged"
-    staged.mkdir(parents=True)
-    (staged / "weights").write_text(text)
-    about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data}
-    commit_directory(staged, run.final, about)
 
 
 @pytest.mark.parametrize("way", ["other places", "the same places"])

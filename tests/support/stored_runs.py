@@ -1,0 +1,38 @@
+"""Run directories without training, and their copies in object stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankzero.persist.run_store import RunStore
+from rankzero.run_dir.atomic import commit_directory
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
+
+
+def spec_of(run: RunDir, **changes: Any) -> RunSpec:
+    value = {"name": "r", "model": {"name": "m"}, "data": {"train": "t"}, "output_dir": str(run.root.parent)}
+    return RunSpec.model_validate(value | changes)
+
+
+def store_of(run: RunDir, url: str, allowed: tuple[str, ...] = (), **changes: Any) -> RunStore:
+    return RunStore(run, url, spec_of(run, **changes), allowed)
+
+
+def checkpoint(run: RunDir, step: int, *, data: str = "d", **changes: Any) -> None:
+    staged = run.root / "staged"
+    (staged / "adapter").mkdir(parents=True)
+    (staged / "adapter" / "weights").write_text(f"weights {step}")
+    run.checkpoints.mkdir(exist_ok=True)
+    spec = spec_of(run, **changes).model_dump(mode="json")
+    commit_directory(staged, run.checkpoint(step), {"step": step, "spec": spec, "data": data})
+    run.set_link("last", step)
+
+
+def result(run: RunDir, text: str, *, data: str = "d") -> None:
+    staged = run.root / "staged"
+    staged.mkdir(parents=True)
+    (staged / "config").write_text(f"of {text}")
+    (staged / "weights").write_text(text)
+    about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data}
+    commit_directory(staged, run.final, about)

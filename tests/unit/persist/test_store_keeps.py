@@ -1,0 +1,70 @@
+"""What the copy of a run may lose: nothing that the run itself would still have, wherever it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from rankzero.engine.checkpoint import prune_checkpoints
+from rankzero.persist import copying
+from rankzero.run_dir.atomic import MANIFEST
+from rankzero.run_dir.paths import RunDir
+from tests.support.stored_runs import checkpoint, store_of
+
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def url() -> str:
+    fsspec.filesystem("memory").store.clear()
+    return "memory://bucket/r"
+
+
+def new_run(root: Path) -> RunDir:
+    run = RunDir(root / "r")
+    run.root.mkdir(parents=True)
+    run.metrics.write_text("")
+    return run
+
+
+def steps_in(url: str) -> set[int]:
+    file_system, root = fsspec.core.url_to_fs(url)
+    paths = file_system.find(f"{root}/checkpoints")
+    return {int(path.split("/")[-2].removeprefix("step-")) for path in paths if path.endswith(f"/{MANIFEST}")}
+
+
+def save(run: RunDir, step: int, keep: int, best: int) -> None:
+    """As a run saves: the best is pointed to, and the old ones go."""
+    checkpoint(run, step)
+    run.set_link("best", min(step, best))
+    prune_checkpoints(run, keep=keep, best_step=min(step, best))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 1000])
+@pytest.mark.parametrize("best", [10, 30, 50, 70])
+def test_a_run_that_goes_on_elsewhere_keeps_what_it_would_have_kept(
+    tmp_path: Path, url: str, keep: int, best: int
+) -> None:
+    kept = {"checkpoint": {"keep": keep}}
+    whole, machine = new_run(tmp_path / "whole"), new_run(tmp_path / "0")
+    store = store_of(machine, url, **kept)
+    for step in range(10, 130, 10):
+        save(whole, step, keep, best)
+        save(machine, step, keep, best)
+        store.upload()
+        assert steps_in(url) >= set(whole.committed_steps())
+        if step in (40, 60):
+            machine = new_run(tmp_path / str(step))
+            store = store_of(machine, url, **kept)
+            copying.bring_back(machine, store, print)
+            assert machine.committed_steps()[0] == step
+            store.upload()
+            assert steps_in(url) >= set(whole.committed_steps())
+    assert steps_in(url) == set(whole.committed_steps()), "what was pruned since is pruned there"
