@@ -199,12 +199,13 @@ class RunStore:
 
     def _prune(self, here: list[int], there: set[int]) -> None:
         """Remove what the run itself, had it never moved, would not have any more: `keep` newer ones are here, and it
-        is not the best one. That something is not here is no reason: after a restore only some are."""
+        is not the best one. That something is not here is no reason: after a restore only some are. The copy of what
+        is damaged here is the only one."""
         keep = self._spec.checkpoint.keep
         oldest_kept = here[keep - 1] if len(here) >= keep else -1
         doomed = {step for step in there - set(here) if step < oldest_kept}
         if doomed:
-            doomed -= {self._linked("best")}
+            doomed -= {self._linked("best")} | self._run_dir.steps_set_aside()
         for step in sorted(doomed):
             self._store.rm(posixpath.join(self._root, f"checkpoints/step-{step}"), recursive=True)
             there.discard(step)

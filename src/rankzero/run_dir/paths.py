@@ -19,6 +19,7 @@ MERGE = "merge.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Any one of them is a tokenizer."""
 _STEP = re.compile(r"step-(\d+)")
+_ASIDE = "damaged-"
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -154,7 +155,7 @@ class RunDir:
     def set_aside(self, step: int) -> Path:
         """Take a damaged checkpoint out of what is counted, pruned and continued from; its bytes stay for whoever
         wants to look. Returns where it is now. Raises StorageError."""
-        damaged = self.checkpoints / f"damaged-step-{step}"
+        damaged = self.checkpoints / f"{_ASIDE}step-{step}"
         with storage_errors(damaged):
             shutil.rmtree(damaged, ignore_errors=True)  # an older one of the same step
             self.checkpoint(step).rename(damaged)
@@ -163,6 +164,11 @@ class RunDir:
                 if self.read_link(name) is None and (link.is_symlink() or link.is_file()):
                     link.unlink()
         return damaged
+
+    def steps_set_aside(self) -> set[int]:
+        """Steps of damaged checkpoints that were taken out of what is counted."""
+        matches = (_STEP.fullmatch(path.name.removeprefix(_ASIDE)) for path in self.checkpoints.glob(f"{_ASIDE}*"))
+        return {int(match.group(1)) for match in matches if match}
 
     def make_way_for_links(self) -> list[Path]:
         """Rename directories that stand where the links belong, as a copy that follows links makes them: a save would

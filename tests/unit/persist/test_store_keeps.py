@@ -68,3 +68,20 @@ def test_a_run_that_goes_on_elsewhere_keeps_what_it_would_have_kept(
             store.upload()
             assert steps_in(url) >= set(whole.committed_steps())
     assert steps_in(url) == set(whole.committed_steps()), "what was pruned since is pruned there"
+
+
+def test_what_is_set_aside_here_stays_there(tmp_path: Path, url: str) -> None:
+    """The copy of a checkpoint that is damaged here is the only one."""
+    run, kept = new_run(tmp_path), {"checkpoint": {"keep": 1}}
+    store = store_of(run, url, **kept)
+    for step in (10, 20):
+        save(run, step, 1, best=10)
+        store.upload()
+    (run.checkpoint(10) / "adapter" / "weights").write_text("rot")
+    run.set_aside(10)
+    run.set_link("best", 20)
+    store.upload()
+    save(run, 30, 1, best=20)
+    for after in (store, store_of(run, url, **kept)):
+        after.upload()
+        assert steps_in(url) == {10, 20, 30}
