@@ -61,6 +61,11 @@ class Numbers:
         return chosen
 
     @property
+    def steps(self) -> int | None:
+        """How many steps of `step` lie between its ends; None where it has none."""
+        return None if self.step is None else _steps(self.low, self.high, self.step)
+
+    @property
     def points(self) -> tuple[Label, ...] | None:
         """Every number; None where they cannot be counted."""
         step = self.step or (1 if self.whole and not self.log else None)

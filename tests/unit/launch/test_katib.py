@@ -283,6 +283,16 @@ def test_what_katib_cannot_do_is_said(
     assert any(problem.what.startswith(what) for problem in caught.value.problems), caught.value.problems
 
 
+def test_more_numbers_than_an_object_lists_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    parameters = {"train.learning_rate": {"min": 1e-5, "max": 1e-3, "step": 1e-12}, "lora.r": {"min": 1, "max": 5000}}
+    with pytest.raises(ConfigError) as caught:
+        rendered(tmp_path, sampler="tpe", parameters=parameters)
+    (problem,) = caught.value.problems
+    assert problem.where == "parameters.train.learning_rate" and "990,000,001 numbers" in problem.what
+    parameters["train.learning_rate"] = {"min": 1e-5, "max": 1e-3, "step": 1e-6}
+    assert rendered(tmp_path, sampler="tpe", parameters=parameters)
+
+
 def test_a_logarithmic_scale_that_katib_s_cmaes_does_not_read_is_refused(tmp_path: Path) -> None:
     parameters = {"train.learning_rate": {"min": 1e-5, "max": 1e-3, "log": True}, "lora.r": {"min": 1, "max": 64}}
     with pytest.raises(ConfigError) as caught:

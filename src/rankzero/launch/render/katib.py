@@ -123,10 +123,25 @@ def _pruner_problems(plan: Plan, search: Search) -> list[Problem]:
     return []
 
 
+_MOST_POINTS = 1_000
+"""Of one parameter in steps: some 15 kB."""
+
+
 def _scale_problems(search: Search) -> list[Problem]:
-    """Katib hands cmaes to goptuna, without the distribution."""
+    """Katib hands cmaes to goptuna, without the distribution; and has the points of steps one by one otherwise, in an
+    object that kubectl and the API take up to some size."""
     if search.algorithm != "cmaes":
-        return []
+        return [
+            Problem(
+                f"{steps + 1:,} numbers are more than an Experiment lists, {_MOST_POINTS:,} at most",
+                f"parameters.{name}",
+                "a larger step, or leave it out",
+            )
+            for name, dimension in search.space.items()
+            if isinstance(dimension, Numbers) and _is_listed(dimension)
+            for steps in [dimension.steps or 0]
+            if steps >= _MOST_POINTS
+        ]
     hint = "sampler: tpe; or let the trials run without Katib, on one machine or by `rankzero sweep --cluster`"
     return [
         Problem("Katib's cmaes has no logarithmic scale", f"parameters.{name}", hint)
@@ -220,6 +235,11 @@ def _algorithm(search: Search) -> dict[str, Any]:
     return {"algorithmName": search.algorithm, "algorithmSettings": settings}
 
 
+def _is_listed(dimension: Numbers) -> bool:
+    """Whether it has steps that Katib does not make by itself."""
+    return dimension.step is not None and not (dimension.whole and dimension.step == 1)
+
+
 def _parameter(name: str, dimension: Choices | Numbers, algorithm: str) -> dict[str, Any]:
     """All values are text, and stand in run.yaml as they are.
 
@@ -229,7 +249,7 @@ def _parameter(name: str, dimension: Choices | Numbers, algorithm: str) -> dict[
     if isinstance(dimension, Choices):
         space: dict[str, Any] = {"list": [as_yaml(value) for value in dimension.values]}
         return {"name": name, "parameterType": "categorical", "feasibleSpace": space}
-    stepped = dimension.step is not None and not (dimension.whole and dimension.step == 1)
+    stepped = _is_listed(dimension)
     if stepped and algorithm != "cmaes":
         points = {"list": [as_yaml(point) for point in dimension.points or ()]}
         return {"name": name, "parameterType": "discrete", "feasibleSpace": points}
