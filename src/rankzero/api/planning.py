@@ -113,7 +113,8 @@ def plan_of(
     from rankzero.api.specs import read
     from rankzero.spec.load import Setting
 
-    settings = [Setting(name, value, "cluster_overrides") for name, value in (cluster_overrides or {}).items()]
+    given = (cluster_overrides or {}).items()
+    settings = [Setting(name, value, "cluster_overrides", has_variables=True) for name, value in given]
     reading = read(spec, overrides, for_pods=True)
     return planned(reading, cluster, settings, allow_changes=allow_changes, submitter=submitter)
 

@@ -43,6 +43,8 @@ class Setting:
     source: str
     keep_existing: bool = False
     """Only where the file says nothing, or null."""
+    has_variables: bool = False
+    """`${NAME}` in its texts is read, as where it is typed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def read_spec(
         _require_kind(model, draft.tree, path)
     for override in overrides:
         if isinstance(override, Setting):
-            draft.put(override, model)
+            draft.put(override, model, env)
         else:
             draft.merge(_parse_override(override, env, keys), model)
     verdict = validate(model, draft.tree, draft.broken, renames)
@@ -201,11 +203,15 @@ class _Draft:
     problems: list[tuple[KeyPath, Problem]] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)
 
-    def put(self, setting: Setting, model: type[BaseModel]) -> None:
+    def put(self, setting: Setting, model: type[BaseModel], env: Mapping[str, str]) -> None:
         """Put a value of the program's in its place."""
         path = tuple(setting.field.split("."))
-        if not setting.keep_existing or _is_null(self._get(path)):
-            self.merge(Document(as_tree(setting.value), path, {path: Origin(setting.source)}), model)
+        if setting.keep_existing and not _is_null(self._get(path)):
+            return
+        document = Document(as_tree(setting.value), path, {path: Origin(setting.source)})
+        if setting.has_variables:
+            document.expand(env)
+        self.merge(document, model)
 
     def merge(self, document: Document, model: type[BaseModel]) -> None:
         """Put a value in its place, making the sections above it where they are missing.

@@ -86,6 +86,24 @@ class Document:
     problems: list[tuple[KeyPath, Problem]] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)
 
+    def expand(self, env: Mapping[str, str]) -> None:
+        """Replace the references in its texts, which are texts afterwards too."""
+        self.tree = self._expanded(self.tree, self.base, self.origins[self.base], env)
+
+    def _expanded(self, tree: Tree, path: KeyPath, origin: Origin, env: Mapping[str, str]) -> Tree:
+        if isinstance(tree, dict):
+            return {key: self._expanded(item, (*path, key), origin, env) for key, item in tree.items()}
+        if isinstance(tree, list):
+            return [self._expanded(item, (*path, index), origin, env) for index, item in enumerate(tree)]
+        if not isinstance(tree.value, str):
+            return tree
+        text, problems = expand(tree.text, env)
+        if problems:
+            self.problems += [(path, Problem(one.what, origin.at(path), one.hint)) for one in problems]
+            self.broken.add(path)
+            return Scalar("", None)
+        return Scalar(text, text)
+
 
 def dotted(path: KeyPath) -> str:
     """`data.train[0].path`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -90,3 +91,19 @@ def test_what_is_wrong_with_a_setting_is_told_by_its_argument() -> None:
     with pytest.raises(rankzero.ConfigError) as caught:
         rankzero.plan("far.yaml", "cluster.yaml", cluster_overrides={"num_nodes": 0, "nodez": "4"})
     assert {one.where for one in caught.value.problems} == {"cluster_overrides num_nodes", "cluster_overrides nodez"}
+
+
+def test_a_variable_in_a_setting_of_a_cluster_is_read_as_where_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankzero.api.planning import cluster_from, plan_of
+
+    monkeypatch.setenv("REG", "r.io/é")
+    given = {"env": {"A": "${REG}/x", "B": "$${REG}", "C": "7"}, "labels": {}, "num_nodes": 2, "timeout_seconds": None}
+    plan = plan_of("far.yaml", "cluster.yaml", cluster_overrides=given)
+    assert plan.cluster.env == {"A": "r.io/é/x", "B": "${REG}", "C": "7"}
+    typed = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
+    assert plan.cluster == cluster_from("cluster.yaml", typed)
+    given = {"env.A": "${HF_TOKEN}", "pod_patch": {"tolerations": [{"key": "${NOPE}"}]}}
+    with pytest.raises(rankzero.ConfigError, match="HF_TOKEN holds a secret") as caught:
+        rankzero.plan("far.yaml", "cluster.yaml", cluster_overrides=given)
+    places = ("cluster_overrides env.A", "cluster_overrides pod_patch.tolerations[0].key")
+    assert tuple(one.where for one in caught.value.problems) == places
