@@ -132,14 +132,13 @@ def planned(
     from rankzero.launch.plan import make_plan
     from rankzero.launch.ship import local_files
     from rankzero.preflight import look_for_files
-    from rankzero.spec.kinds import kind_section
     from rankzero.spec.local_paths import at_home
     from rankzero.spec.resolve import resolve
     from rankzero.spec.run_options import RunOptions
 
     loaded = look_for_files(reading)
     place, of_cluster = found_cluster(cluster, cluster_settings, kind, beside=loaded.base)
-    run = at_home(resolve(loaded.spec), shared=kind_section(place.kind).on_hosts)
+    run = at_home(resolve(loaded.spec), shared=place.has_homes)
     options = RunOptions(allow_changes=tuple(allow_changes))
     shipped = local_files(run, loaded.base)
     where = written(loaded.where, of_cluster)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from rankzero.spec.fields import OCTAL
-from rankzero.spec.kinds import KINDS
+from rankzero.spec.kinds import KINDS, kind_section
 from rankzero.spec.names import (
     ABSOLUTE_PATH_PATTERN,
     DNS_LABEL_PATTERN,
@@ -261,3 +261,8 @@ class ClusterSpec(Section):
     """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace.
     Pods that pull results or show TensorBoard take of it only what places them and lets them in, which includes the
     securityContext of the container that trains, without its privileges and capabilities."""
+
+    @property
+    def has_homes(self) -> bool:
+        """Whether what it runs has the home of who sends it, which hosts share. Pyxis is told to mount none."""
+        return kind_section(self.kind).on_hosts and self.slurm.runtime != "pyxis"

@@ -23,7 +23,6 @@ from rankzero.launch.ship import local_files
 from rankzero.launch.status import run_status
 from rankzero.launch.status.model import RunStatus
 from rankzero.spec.cluster_spec import ClusterSpec
-from rankzero.spec.kinds import kind_section
 from rankzero.spec.local_paths import at_home
 from rankzero.spec.run_spec import RunSpec
 from rankzero.sweep.trainer import TrialStart
@@ -49,7 +48,7 @@ class OnCluster:
 
     def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
         try:
-            run = at_home(spec, shared=kind_section(self._cluster.kind).on_hosts)
+            run = at_home(spec, shared=self._cluster.has_homes)
             plan = make_plan(run, self._cluster, files=local_files(run, self._base), submitter=self._submitter)
             objects = render(plan)
         except (ConfigError, DataError) as error:

@@ -69,6 +69,10 @@ def test_a_model_in_a_home_that_hosts_share(cli: Any, here: Path, monkeypatch: p
     (here / "cluster.yaml").write_text(yaml.safe_dump(place))
     text = "model.name='~/m' data.train=org/rows"
     assert "name: ~/m" in cli(f"render run.yaml {text}").out
+    for runtime, has_home in (("apptainer", True), ("pyxis", False)):
+        done = cli(f"render run.yaml {text} cluster.slurm.runtime={runtime} cluster.slurm.image=i")
+        assert ("name: ~/m" in done.out) == has_home
+    assert "pods have nothing at /home/me/m" in done.err
     assert "pods have nothing at /home/me/m" in cli(f"render run.yaml --cluster nebius-2x1 {text}").err
 
 
