@@ -298,6 +298,14 @@ def test_places_that_are_not(text: str, words: str, tmp_path: Path, monkeypatch:
         open_store(text)
 
 
+@pytest.mark.parametrize("text", ["~/x=1", "~/x=1/y.zip", "coco=~/x=1"])
+def test_a_place_in_a_home_may_have_an_equals_sign(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x=1").mkdir()
+    zipped(tmp_path / "x=1/y.zip")
+    assert str(tmp_path / "x=1") in open_store(text).label
+
+
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "x.rar").write_bytes(b"x")
     with pytest.raises(UsageError, match=r"\.tar"):

@@ -89,7 +89,7 @@ class Store(Protocol):
 def open_store(text: str, network: Network | None = None) -> Store:
     """`[SOURCE=]PLACE`: a folder, an archive, a Parquet file, or `hub:org/name`. Raises UsageError."""
     source, is_named, place = text.partition("=")
-    if not is_named or Path(text).exists() or source.startswith((".", "/", "hub:")):  # a path that has a = in it
+    if not is_named or Path(text).exists() or source.startswith((".", "/", "~", "hub:")):  # a path that has a = in it
         source, place = "", text
     elif refusal(source):
         raise UsageError(f"{source!r} cannot be a source's name", where="--images", hint=f"as in {', '.join(SOURCES)}")
