@@ -84,6 +84,7 @@ def dry_run(
     from rankzero.api.training import require_same_run
     from rankzero.machine import local_gpu_count
     from rankzero.preflight import EVERYTHING
+    from rankzero.spec.process_groups import require_whole_groups
     from rankzero.spec.run_options import RunOptions
     from rankzero.spec.run_spec import RunSpec
 
@@ -91,7 +92,8 @@ def dry_run(
     processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
     with doubts_told() as warn:
         run = checked(read(source, overrides), EVERYTHING, warn=warn)
-    require_same_run(run, RunOptions())
+        require_same_run(run, RunOptions())
+        require_whole_groups(run, processes)
     return forecast_here(run, processes, _silent)
 
 

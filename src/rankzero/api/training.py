@@ -59,9 +59,10 @@ def train(
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
     source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec  # the same rules hold for both
     with doubts_told() as warn:
-        checked_spec = checked(read(source, overrides), EVERYTHING, warn=warn)
-    resolved = settled_elsewhere(checked_spec)
-    start(resolved, options or RunOptions(), processes, max_restarts, in_process=in_process)
+        resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING, warn=warn))
+        chosen = options or RunOptions()
+        require_startable(resolved, chosen, processes)
+    run_to_end(resolved, chosen, processes, max_restarts, in_process=in_process)
     return Run(Path(resolved.output_dir) / str(resolved.name))
 
 
@@ -75,8 +76,14 @@ def start(
     begun: float | None = None,
 ) -> dict[str, Any]:
     """Run a resolved spec to its end. Returns the report. `begun` is when the start began, on the monotonic clock,
-    where that was before this call. Raises as `require_same_run`, ConfigError where processes cannot be grouped as the
-    spec asks for, or the run's error."""
+    where that was before this call. Raises as `require_startable`, or the run's error."""
+    require_startable(spec, options, nproc)
+    return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
+
+
+def require_startable(spec: RunSpec, options: RunOptions, nproc: int) -> None:
+    """Raise as `require_same_run`, or ConfigError where processes cannot be grouped as the spec asks for or nothing is
+    installed that trains."""
     from rankzero.api.installed import require_engine
     from rankzero.spec.process_groups import require_whole_groups
 
@@ -84,7 +91,6 @@ def start(
     if options.smoke is None and "RANK" not in os.environ:  # else whoever set it knows how many there are
         require_whole_groups(spec, nproc)
     require_engine()
-    return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
 
 
 def require_same_run(spec: RunSpec, options: RunOptions) -> None:
@@ -101,7 +107,7 @@ def require_same_run(spec: RunSpec, options: RunOptions) -> None:
 
 
 def run_to_end(
-    spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None
+    spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None = None
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
     with kept_elsewhere(spec, options.allow_changes):

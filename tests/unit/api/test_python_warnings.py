@@ -12,6 +12,7 @@ import pytest
 import rankzero
 from tests.support.paper_model import paper_model
 from tests.unit.cli.conftest import CLUSTER
+from tests.unit.run_dir.test_setting import save
 
 RUN = "model: {name: m}\ndata: {train: train.jsonl}\neval: {every: 7}\n"
 ON_CLUSTER = "model: {name: o/m}\ndata: {train: o/d}\neval: {every: 7}\n"
@@ -29,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("cluster.yaml", f"{CLUSTER}resources: {{rdma_devices: 2}}\n"),
     ):
         Path(name).write_text(text, encoding="utf-8")
-    for name in ("training.start", "forecasts.forecast_here", "forecasts.forecast_of"):
+    for name in ("training.run_to_end", "forecasts.forecast_here", "forecasts.forecast_of"):
         monkeypatch.setattr(f"rankzero.api.{name}", lambda *_, **__: None)
     for name in ("open_backend", "submitted"):
         monkeypatch.setattr(f"rankzero.api.clusters.{name}", lambda *_, **__: None)
@@ -76,6 +77,17 @@ def test_a_doubt_hides_no_error(call: Callable[..., object], as_errors: bool) ->
         if as_errors:
             with pytest.raises(UserWarning, match=r"eval\.every"):
                 call("run.yaml")
+
+
+@pytest.mark.parametrize("call", [rankzero.train, rankzero.dry_run])
+@pytest.mark.parametrize(("field", "value"), [("train.context_parallel", 3), ("train.learning_rate", 0.5)])
+def test_a_doubt_hides_no_error_of_the_run(call: Callable[..., object], field: str, value: float) -> None:
+    """Which is found once the spec is whole: of its processes, and of the run directory."""
+    given = {"name": "r", "resume": "refuse"}
+    if field == "train.learning_rate":
+        save(rankzero.load_spec("run.yaml", given))
+    with warnings.catch_warnings(action="error"), pytest.raises(rankzero.ConfigError, match=field):
+        call("run.yaml", {**given, field: value}, nproc_per_node=4)
 
 
 def test_a_secret_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
