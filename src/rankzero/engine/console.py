@@ -85,16 +85,16 @@ class RunConsole:
 
         if RunConsole._open is not None:
             RunConsole._open.close()
-        RunConsole._open = self
-        # What somebody has set up for it sees nothing meanwhile: lines reach handlers of ours without secrets alone.
-        self._before = list(logger.handlers), logger.propagate, logger.level
-        logger.handlers.clear()
         self.console = Console(stderr=True)
         self.speaks = speaks
         self.live = speaks and self.console.is_terminal
         self._format = _Redacted()
+        self._before = list(logger.handlers), logger.propagate, logger.level
+        logger.setLevel(level)  # raises for one that is none, before the logger is taken
+        RunConsole._open = self
+        # What somebody has set up for it sees nothing meanwhile: lines reach handlers of ours without secrets alone.
+        logger.handlers.clear()
         logger.propagate = False
-        logger.setLevel(level)
         self._early = logging.handlers.MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)
         logger.addHandler(self._early)
         if speaks:

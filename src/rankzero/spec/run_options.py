@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from rankzero.errors import Problem, UsageError
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 LogBatches = Literal["all", "first-last", "none"]
@@ -30,7 +32,7 @@ class RunOptions:
     """What the command line says besides the spec.
 
     `allow_changes` names spec fields that may differ from the checkpoint a run is resumed from. With `smoke` the
-    processes of the run test their place instead of training.
+    processes of the run test their place instead of training. Raises UsageError for a word that is no choice.
     """
 
     log_level: LogLevel = "INFO"
@@ -38,6 +40,16 @@ class RunOptions:
     report_json: str | None = None
     allow_changes: tuple[str, ...] = ()
     smoke: SmokeSettings | None = None
+
+    def __post_init__(self) -> None:
+        words = (("log_level", self.log_level, LogLevel), ("log_batches", self.log_batches, LogBatches))
+        wrong = [
+            Problem(f"there is no {word!r}", name, f"one of {', '.join(get_args(known))}")
+            for name, word, known in words
+            if word not in get_args(known)
+        ]
+        if wrong:
+            raise UsageError(wrong)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; without `smoke` where there is none, so that images of earlier versions read it."""
@@ -48,12 +60,14 @@ class RunOptions:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RunOptions:
-        """What `to_json` gave. Raises KeyError or TypeError where it is not that."""
+        """What `to_json` gave. Raises KeyError, TypeError or ValueError where it is not that."""
         smoke = value.get("smoke")
-        return cls(
-            **{
-                **value,
-                "allow_changes": tuple(value["allow_changes"]),
-                "smoke": None if smoke is None else SmokeSettings(**smoke),
-            }
-        )
+        given = {
+            **value,
+            "allow_changes": tuple(value["allow_changes"]),
+            "smoke": None if smoke is None else SmokeSettings(**smoke),
+        }
+        try:
+            return cls(**given)
+        except UsageError as error:
+            raise ValueError(str(error)) from error

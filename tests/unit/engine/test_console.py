@@ -158,6 +158,13 @@ def test_the_logger_is_as_it_was_when_the_console_is_closed(tmp_path: Path) -> N
     assert (tmp_path / "ours.log").read_text().count("meanwhile") == 2
 
 
+def test_a_console_that_cannot_be_leaves_the_logger() -> None:
+    before = list(logger.handlers), logger.propagate, logger.level
+    with pytest.raises(ValueError, match="LOUD"):
+        RunConsole(speaks=False, level="LOUD")
+    assert (logger.handlers, logger.propagate, logger.level) == before
+
+
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
 def test_a_console_that_is_gone_ends_nothing(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_consoles: list[RunConsole]
