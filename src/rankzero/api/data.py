@@ -187,7 +187,10 @@ def sources_of(data: Iterable[DataSource]) -> list[SourceSpec]:
 
     def at_home(source: SourceSpec) -> SourceSpec:
         root = source.image_root
-        places = {"path": os.path.expanduser(source.path), "image_root": None if root is None else str(place(root))}
+        places = {
+            "path": os.path.expanduser(source.path),
+            "image_root": None if root is None else os.path.expanduser(root),
+        }
         return source.model_copy(update=places)
 
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import rankzero
 from rankzero.errors import UsageError
@@ -27,6 +28,16 @@ def test_columns_and_several_sources(tmp_path: Path) -> None:
     mapped = {"path": str(first), "columns": {"prompt": "q", "completion": "a"}}
     found = rankzero.data.check([mapped, second])
     assert found.ok and found.report.counts.rows == 3
+
+
+def test_no_image_root_is_the_directory_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    said = [{"role": "user", "content": "<image>look"}, {"role": "assistant", "content": "yes"}]
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": said, "images": ["a.png"]}])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for root in ({}, {"image_root": None}, {"image_root": ""}):
+        rankzero.data.check({"path": str(path), **root}, images=True).raise_if_bad()
 
 
 def test_trained_tokens_are_shown(tmp_path: Path, tiny: Path) -> None:
