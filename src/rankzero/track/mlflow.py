@@ -86,13 +86,14 @@ class MlflowRun:
         self.link = ""
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
-        """As in `Server`: params of a run cannot be changed, so a setting that a resume changed becomes a tag."""
+        """As in `Server`: params of a run cannot be changed, so a setting that a resume changed becomes a tag, which
+        stays when it is as it was again."""
         found = self._client.get_run(there) if there else self._find(run, key)
         self._run, self._experiment = found.info.run_id, found.info.experiment_id
         self._directory = run.directory
         where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
         self.link = without_secrets(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
-        self._settings(run.settings, found.data.params)
+        self._settings(run.settings, found.data.params, found.data.tags)
         return self._run
 
     def _find(self, run: RunFacts, key: str) -> Any:
@@ -106,12 +107,13 @@ class MlflowRun:
         found = self._client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
         return found[0] if found else self._client.create_run(experiment, tags={KEY_TAG: key}, run_name=run.name)
 
-    def _settings(self, settings: Mapping[str, str], there: Mapping[str, str]) -> None:
+    def _settings(self, settings: Mapping[str, str], there: Mapping[str, str], tags: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
         cut = {name: value[:LONGEST_PARAM] for name, value in settings.items()}
         new = [Param(name, value) for name, value in cut.items() if name not in there]
-        changed = [RunTag(f"now.{name}", value) for name, value in cut.items() if there.get(name, value) != value]
+        shown = {name: tags.get(f"now.{name}", there.get(name)) for name in cut}
+        changed = [RunTag(f"now.{name}", value) for name, value in cut.items() if shown[name] not in (None, value)]
         for first in range(0, len(new), MOST_PARAMS):
             self._client.log_batch(self._run, params=new[first : first + MOST_PARAMS])
         if changed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.track.mlflow import TABLES_TAG, MlflowRun
 from rankzero.track.server import Row, RunFacts
 
+Pair = tuple[str, str]
 LONGEST_TAG = 5000
 """What MLflow keeps of a tag; it cuts the rest off without a word."""
 
@@ -23,12 +25,18 @@ class Client:
 
     def __init__(self, tracking_uri: str) -> None:
         self.tags: dict[str, str] = {}
+        self.params: dict[str, str] = {}
         self.files: list[str] = []
 
     def get_run(self, run: str) -> Any:
         return SimpleNamespace(
-            info=SimpleNamespace(run_id=run, experiment_id="1"), data=SimpleNamespace(tags=self.tags, params={})
+            info=SimpleNamespace(run_id=run, experiment_id="1"),
+            data=SimpleNamespace(tags=self.tags, params=self.params),
         )
+
+    def log_batch(self, _run: str, params: Iterable[Pair] = (), tags: Iterable[Pair] = ()) -> None:
+        self.params |= params
+        self.tags |= tags
 
     def set_tag(self, _run: str, name: str, value: str) -> None:
         self.tags[name] = value[:LONGEST_TAG]
@@ -42,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRun:
     """One that is there already."""
     mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
     mlflow.__dict__["MlflowClient"] = Client
-    entities.__dict__.update(Metric=tuple, Param=tuple, RunTag=tuple)
+    entities.__dict__.update(Metric=tuple, Param=lambda *pair: pair, RunTag=lambda *pair: pair)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     found = MlflowRun("http://127.0.0.1:9")
@@ -78,3 +86,12 @@ def test_a_tag_that_was_cut_off_does_not_keep_the_rest_here(run: MlflowRun) -> N
     client.tags[TABLES_TAG] = '[{"path": "samples/step-1.json", "type": "ta'
     run.send("samples", answers(2, 3))
     assert listed(client) == ["samples/step-2.json", "samples/step-3.json"]
+
+
+def test_a_setting_that_is_as_it_was_again_is_said_to_be(run: MlflowRun, tmp_path: Path) -> None:
+    """Params stay as they were first, tags say what is now."""
+    client: Client = run._client
+    for rate, now in (("1e-4", None), ("5e-5", "5e-5"), ("1e-4", "1e-4"), ("2e-4", "2e-4")):
+        run.begin(RunFacts("r", RunDir(tmp_path), {"train.learning_rate": rate, "train.seed": "1"}), "key", "run")
+        assert client.params == {"train.learning_rate": "1e-4", "train.seed": "1"}
+        assert client.tags == ({} if now is None else {"now.train.learning_rate": now})
