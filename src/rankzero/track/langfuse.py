@@ -222,7 +222,9 @@ class LangfuseTrace:
 
 
 def _of_step(trace: str, row: Row) -> str:
-    return _id(trace, "step", row["step"], length=16)
+    """An evaluation that follows a step's row later has an id of its own, so that it does not stand for the step."""
+    later = () if "loss" in row else sorted(numbers(row))
+    return _id(trace, "step", row["step"], *later, length=16)
 
 
 def _of_sample(trace: str, sample: Row) -> str:

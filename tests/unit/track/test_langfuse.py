@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import StoppedError
-from rankzero.track.langfuse import problems
+from rankzero.run_dir.paths import RunDir
+from rankzero.track.langfuse import LangfuseTrace, problems
+from rankzero.track.server import RunFacts
 from tests.support.cli import Cli
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import write_jsonl
@@ -104,6 +106,26 @@ def test_what_is_left_is_sent_by_a_command(
         assert cli(command).code == 0
         assert {"step 1", "step 2"} <= set(receiver.sent)
         assert [receiver.sent[f"step {n}"] for n in (1, 2)] == [1, 1]
+
+
+def test_an_evaluation_that_follows_its_step_is_an_observation_of_its_own(tmp_path: Path) -> None:
+    """A stop cuts it short, and it comes alone when the run continues: what was measured of the step stays. What is
+    sent again is written over."""
+    step = {"step": 4, "time": 1.0, "loss": 2.0, "learning_rate": 1e-4}
+    later = {"step": 4, "time": 1.0, "eval_loss": 1.5}
+    with langfuse() as receiver:
+        trace = LangfuseTrace(receiver.url, (PUBLIC, SECRET))
+        trace.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "ab" * 16)
+        for row in (step, later, later, step):
+            trace.send("metrics", [row])
+        outputs = {
+            span["name"]: json.loads(span["attributes"]["langfuse.observation.output"])
+            for span in receiver.spans.values()
+        }
+        assert outputs == {"step 4": {"loss": 2.0, "learning_rate": 1e-4}, "evaluation 4": {"eval_loss": 1.5}}
+        assert len(receiver.spans) == 2
+        [score] = receiver.scores.values()
+        assert score["observationId"] == receiver.named("evaluation 4")[0]["spanId"]
 
 
 def test_what_is_missing_is_said_before_the_run() -> None:
