@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from rankzero.report.series import MEANS, Piece, Series, means, pieces
 from rankzero.report.ticks import Axis, linear, logarithmic, memory, of_memory, padded, plain
+from rankzero.wording import counted
 
 WIDTH, HEIGHT = 1000, 300
 """Of a chart in its own units."""
 COLOURS = 6
+"""As many dashes there are."""
 _MOST_CHARTS = 24
 _MOST_ROWS = 20
 _MOST_DOTS = 20
@@ -76,8 +78,8 @@ class Chart:
     y_marks: tuple[Mark, ...]
     starts: tuple[Mark, ...]
     """Where a later start went on."""
-    averaged: int
-    """Steps that each point of a line stands for; 0 where all are drawn."""
+    averaged: str
+    """Steps that each point of a line stands for; "" where all are drawn."""
     spans: tuple[tuple[str, str, str, str, str], ...]
     """(label, first, last, lowest, highest) of each series."""
     rows: tuple[tuple[str, ...], ...]
@@ -90,6 +92,17 @@ class Chart:
         return named if len(named) > 1 else ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A series of a chart, and what its line looks like. A dash comes back with the same colour only after as many runs
+    as there are pairs of both; the first lines are told apart by their dashes alone."""
+
+    label: str
+    colour: int
+    dash: int
+    series: Series
+
+
 def charts(runs: Sequence[tuple[str, Mapping[str, Series]]], starts: Sequence[int] = ()) -> list[Chart]:
     """Every chart that the metrics of these runs give, those with names first. `runs`: (name, metrics), and where they
     are several, each has a colour; `starts`: steps that later starts of the one run went on from."""
@@ -97,7 +110,12 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]], starts: Sequence[in
     made = []
     for title, members in [*_TOGETHER, *_others(metrics for _, metrics in runs)]:
         drawn = [
-            (_label(name if several else "", word), number if several else place, metrics[key])
+            _Drawn(
+                _label(name if several else "", word),
+                colour=(number if several else place) % COLOURS,
+                dash=((number + number // COLOURS) * len(members) + place) % COLOURS,
+                series=metrics[key],
+            )
             for number, (name, metrics) in enumerate(runs)
             for place, (key, word) in enumerate(members)
             if key in metrics and metrics[key].finite()
@@ -123,23 +141,22 @@ def _label(run: str, word: str) -> str:
     return f"{run}, {word}" if run and word else run or word
 
 
-def _chart(title: str, key: str, drawn: Sequence[tuple[str, int, Series]], starts: Sequence[int]) -> Chart:
+def _chart(title: str, key: str, drawn: Sequence[_Drawn], starts: Sequence[int]) -> Chart:
     write = memory if key.endswith("_bytes") else written
-    finite = [series.finite() for _, _, series in drawn]
+    finite = [one.series.finite() for one in drawn]
     steps = [step for points in finite for step, _ in points]
     values = [value for points in finite for _, value in points]
     across = linear(min(steps), max(steps), plain, whole=True)
     up = of_memory(min(values), max(values)) if write is memory else _vertical(values)
-    averages = [means(series) for _, _, series in drawn]
-    longest = max(len(series) for _, _, series in drawn)
+    averages = [means(one.series) for one in drawn]
     lines: list[Line] = []
-    for number, ((label, colour, series), average) in enumerate(zip(drawn, averages, strict=True)):
-        every, slot = pieces(series), colour % COLOURS
+    for one, average in zip(drawn, averages, strict=True):
+        every = pieces(one.series)
         if average is not None:
-            lines.append(Line(label, slot, 0, _path(every, across, up), faint=True, dots=""))
-        dots = _dots(every, across, up) if len(series) <= _MOST_DOTS else ""
+            lines.append(Line(one.label, one.colour, 0, _path(every, across, up), faint=True, dots=""))
+        dots = _dots(every, across, up) if len(one.series) <= _MOST_DOTS else ""
         through = every if average is None else [average]
-        lines.append(Line(label, slot, number % COLOURS, _path(through, across, up), faint=False, dots=dots))
+        lines.append(Line(one.label, one.colour, one.dash, _path(through, across, up), faint=False, dots=dots))
     going_on = [step for step in starts if across.low < step < across.high]
     return Chart(
         key=key,
@@ -149,10 +166,18 @@ def _chart(title: str, key: str, drawn: Sequence[tuple[str, int, Series]], start
         x_marks=_marks(across, upright=False),
         y_marks=_marks(up, upright=True),
         starts=tuple(Mark(round(100 * across.share(step), 2), f"continued after step {step:,}") for step in going_on),
-        averaged=math.ceil(longest / MEANS) if any(average is not None for average in averages) else 0,
-        spans=tuple(_span(label, points, write) for (label, _, _), points in zip(drawn, finite, strict=True)),
+        averaged=_averaged(one.series for one, average in zip(drawn, averages, strict=True) if average is not None),
+        spans=tuple(_span(one.label, points, write) for one, points in zip(drawn, finite, strict=True)),
         rows=_rows(drawn, write),
     )
+
+
+def _averaged(drawn: Iterable[Series]) -> str:
+    """Of how many steps each point of these lines is the mean; "" where there are none."""
+    steps = sorted(math.ceil((max(series.steps) - min(series.steps)) / MEANS) for series in drawn)
+    if not steps:
+        return ""
+    return counted(steps[-1], "step") if steps[0] == steps[-1] else f"{steps[0]:,} to {counted(steps[-1], 'step')}"
 
 
 def _vertical(values: Sequence[float]) -> Axis:
@@ -189,9 +214,9 @@ def _span(
     return (label, *(write(value) for value in (values[0], values[-1], min(values), max(values))))  # type: ignore[return-value]
 
 
-def _rows(drawn: Sequence[tuple[str, int, Series]], write: Callable[[float], str]) -> tuple[tuple[str, ...], ...]:
+def _rows(drawn: Sequence[_Drawn], write: Callable[[float], str]) -> tuple[tuple[str, ...], ...]:
     """Up to some twenty steps, the first and the last among them."""
-    columns = [dict(series.finite()) for _, _, series in drawn]
+    columns = [dict(one.series.finite()) for one in drawn]
     steps = sorted({step for column in columns for step in column})
     rarest = min((sorted(column) for column in columns), key=len)
     chosen = rarest if 2 < len(rarest) <= _MOST_ROWS else steps

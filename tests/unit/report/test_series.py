@@ -117,6 +117,30 @@ def test_charts_have_what_belongs_together_and_nothing_twice() -> None:
     assert charts([("run", {})]) == []
 
 
+@pytest.mark.parametrize(("members", "distinct"), [(("grad_norm",), 36), (("loss", "eval_loss"), 18)])
+def test_runs_beside_each_other_have_lines_that_differ(members: tuple[str, ...], distinct: int) -> None:
+    """By colour and dash, also where only some were evaluated; the first six lines by their dash alone."""
+    metrics = {name: series([2.0, 1.0]) for name in members}
+    runs = [(f"run {number}", metrics if number % 5 else {members[0]: series([1.0])}) for number in range(distinct)]
+    (chart,) = charts(runs)
+    assert len({(colour, dash) for _, colour, dash in chart.labels}) == len(chart.labels)
+    (whole,) = charts([(name, metrics) for name, _ in runs])
+    assert len({dash for _, _, dash in whole.labels[:6]}) == 6
+
+
+def test_what_a_line_through_the_noise_is_the_mean_of_is_said_in_steps() -> None:
+    """Not in points: an evaluation comes every so many steps."""
+    rare = Series()
+    rare.steps.extend(range(0, 30_001, 100))
+    rare.values.extend([1.0] * 301)
+    (alone,) = charts([("a", {"eval_loss": rare})])
+    assert alone.averaged == "300 steps"
+    (both,) = charts([("a", {"loss": series([1.0] * 250), "eval_loss": rare})])
+    assert both.averaged == "3 to 300 steps"
+    (few,) = charts([("a", {"loss": series([1.0] * 100)})])
+    assert few.averaged == ""
+
+
 def test_paths_are_numbers_alone() -> None:
     chance = random.Random(1)
     for chart in charts([("<a>", {"loss": series([chance.gauss(0, 1e9) for _ in range(2000)])})]):
