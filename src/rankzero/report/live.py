@@ -90,7 +90,8 @@ class Site:
             return Answer(HTTPStatus.OK, index_page("Which runs?", rows, Live(refresh=False, home="./")))
         runs = [self._page_of(root) for root in roots[:_MOST_COMPARED]]
         live = Live(refresh=any(run.goes_on for run in runs), home="./")
-        return Answer(HTTPStatus.OK, compare_page(runs, live))
+        left_out = [os.path.basename(os.path.realpath(root)) for root in roots[_MOST_COMPARED:]]  # as the list has them
+        return Answer(HTTPStatus.OK, compare_page(runs, live, left_out=left_out))
 
     def _page_of(self, root: Path) -> RunPage:
         """What a run directory says, read again where a file of it has changed. Whether a run that goes on still does

@@ -70,8 +70,9 @@ def run_page(run: RunPage, live: Live | None = None) -> str:
     )
 
 
-def compare_page(runs: Sequence[RunPage], live: Live | None = None) -> str:
-    """Several runs beside each other: curves in one chart, results, and the fields in which their specs differ."""
+def compare_page(runs: Sequence[RunPage], live: Live | None = None, *, left_out: Sequence[str] = ()) -> str:
+    """Several runs beside each other: curves in one chart, results, and the fields in which their specs differ.
+    `left_out` are names of others that were asked for."""
     names = _unique([run.name for run in runs])
     return _render(
         "compare.html.jinja",
@@ -79,6 +80,7 @@ def compare_page(runs: Sequence[RunPage], live: Live | None = None) -> str:
         title=" and ".join(names) if len(names) == 2 else f"{len(names)} runs",
         names=names,
         runs=runs,
+        left_out=left_out,
         charts=charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)]),
         results=tables.results(runs),
         spec=tables.differences([run.spec for run in runs]),

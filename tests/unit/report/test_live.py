@@ -46,6 +46,15 @@ def test_every_run_has_a_page(unchanged: Site, tmp_path: Path) -> None:
     assert "no runs yet" in Site([tmp_path / "empty"], TOKEN).get(f"/{TOKEN}/").body
 
 
+def test_runs_that_do_not_fit_beside_the_others_are_named(tmp_path: Path) -> None:
+    for number in range(15):
+        run_directory(tmp_path / f"r{number}", name=f"run {number}")
+    ours = Site([tmp_path], TOKEN)
+    asked = [f"run=r{number}" for number in range(15)]
+    assert "Left out: r12, r13, r14." in ours.get(f"/{TOKEN}/compare?{'&'.join(asked)}").body
+    assert "Left out" not in ours.get(f"/{TOKEN}/compare?{'&'.join(asked[:12])}").body
+
+
 @pytest.mark.parametrize(
     "target",
     [
