@@ -301,6 +301,21 @@ def test_a_run_directory_that_is_in_use(project: Path) -> None:
     look(read_run_spec(Path("run.yaml"), ["name=r"], env={}))
 
 
+def test_a_run_directory_that_may_be_a_copy_is_for_the_lease_to_watch(project: Path) -> None:
+    """A snapshot of a volume has its inodes, on another device: refused here, nobody would ever watch it."""
+    lease = Lease(project / "runs/r")
+    lease.acquire()
+    try:
+        device, inode = (project / "runs/r").stat().st_dev, (project / "runs/r").stat().st_ino
+        moved = {"directory": "/mounted/elsewhere", "identity": f"{device + 1}:{inode}"}
+        lease.path.write_text(json.dumps(lease.read() | moved))
+        look(read_run_spec(Path("run.yaml"), ["name=r"], env={}))
+        lease.path.write_text(json.dumps(lease.read() | {"identity": f"{device}:{inode}"}))
+        assert "is in use by" in str(found("name=r"))
+    finally:
+        lease.release()
+
+
 def test_a_run_directory_that_another_setting_has_is_not_the_one_that_is_asked_for(project: Path) -> None:
     """With `resume: new` the run goes beside it, also while that one is under way."""
     save(load_spec("run.yaml", {"name": "r", "resume": "new"}))

@@ -109,7 +109,7 @@ class _Pull:
     def _require_ours(self, names: Mapping[str, int]) -> None:
         """Nothing of another run is mixed with this one, nobody trains here meanwhile, or has trained further."""
         root = self._run_dir.root
-        if (held := holder(root)) is not None:
+        if (held := holder(root, perhaps=True)) is not None:
             raise StorageError(f"{held} trains in this directory", where=str(root), hint="give another --output")
         spec = self._run_dir.spec
         if not spec.is_file():

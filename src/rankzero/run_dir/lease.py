@@ -98,13 +98,15 @@ def _is_of_directory(current: dict[str, Any], root: Path) -> bool | None:
     return True if theirs == ours else None if theirs.rpartition(":")[2] == ours.rpartition(":")[2] else False
 
 
-def holder(root: Path) -> str | None:
-    """The process that holds a run directory, or may hold it, where it is known here. One elsewhere is only told by
-    watching it."""
+def holder(root: Path, *, perhaps: bool = False) -> str | None:
+    """The process that holds a run directory, where it is known here; `perhaps`: or may hold it. One elsewhere is only
+    told by watching it, and so is what may be a copy: who takes the lease afterwards leaves both to it."""
     lease = Lease(root)
     current = lease.read()
-    held = judged_at_once(current) and lease.is_held(current) and _is_of_directory(current, root) is not False
-    return f"process {current['pid']} on {current['host']}" if held else None
+    if not judged_at_once(current) or not lease.is_held(current):
+        return None
+    ours = _is_of_directory(current, root)
+    return f"process {current['pid']} on {current['host']}" if ours or (perhaps and ours is None) else None
 
 
 def _silent(_line: str) -> None:

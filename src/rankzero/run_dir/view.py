@@ -147,7 +147,7 @@ def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
 def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Phase:
     lease = Lease(root).read()
     said = bool(starts and starts[-1].ended)  # this process itself writes its page when its start has ended
-    if holder(root) is not None and not (said and lease.get("pid") == os.getpid()):
+    if holder(root, perhaps=True) is not None and not (said and lease.get("pid") == os.getpid()):
         return "Running"
     if not starts:
         return "Succeeded" if report is not None else "Stopped"
