@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from rankzero.errors import ConfigError
+
 CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
 _CPU_INFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -148,12 +150,13 @@ def offline() -> bool:
 
 
 def cache_root() -> Path:
-    """$RANKZERO_CACHE, else $XDG_CACHE_HOME/rankzero, else ~/.cache/rankzero. Not created here."""
-    if own := os.environ.get("RANKZERO_CACHE"):
-        return Path(os.path.expanduser(own))
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.path.expanduser(shared)) / "rankzero"
-    return Path.home() / ".cache" / "rankzero"
+    """$RANKZERO_CACHE, else $XDG_CACHE_HOME/rankzero, else ~/.cache/rankzero. Not created here. Raises ConfigError for
+    the `~` of who has no home: one who is a number alone, as in a container, where nothing sets HOME."""
+    own, shared = os.environ.get("RANKZERO_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    path = os.path.expanduser(own or f"{shared or '~/.cache'}/rankzero")
+    if path.partition("/")[0] == "~":  # ~nobody is a name
+        raise ConfigError("no home directory", where="cache", hint="set HOME, or RANKZERO_CACHE to a directory")
+    return Path(path)
 
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -15,7 +15,7 @@ from pathlib import Path
 from rankzero.cache.contents import entries
 from rankzero.directories import why_not_writable
 from rankzero.doctor.finding import Finding, look, ok, wrong
-from rankzero.errors import ExitCode
+from rankzero.errors import ConfigError, ExitCode
 from rankzero.machine import cache_root
 
 SHM = Path("/dev/shm")
@@ -68,17 +68,21 @@ def _room(name: str, directory: Path, fix: str) -> Finding:
 
 def caches(env: Mapping[str, str]) -> Iterator[Finding]:
     """rankzero's own and the Hub's."""
-    root, fix = cache_root(), "set RANKZERO_CACHE to a directory on a volume that has room"
-    found = _room("cache", root, fix)
-    if found.state == "ok" and os.path.isdir(root):
-        found = _kept(root, found, fix)
-    yield found
+    try:
+        yield _own(cache_root(), "set RANKZERO_CACHE to a directory on a volume that has room")
+    except ConfigError as error:
+        yield wrong("cache", error.problems[0].what, error.problems[0].hint, error.exit_code)
     hub = hub_cache(env)
     if os.path.isdir(hub):
         size, whole = _size(hub)
         yield ok("Hub's cache", f"{hub}, {'' if whole else 'more than '}{size / 1e9:.1f} GB; `hf cache` manages it")
     else:
         yield _room("Hub's cache", hub, "set HF_HOME to a directory on a volume that has room")
+
+
+def _own(root: Path, fix: str) -> Finding:
+    found = _room("cache", root, fix)
+    return _kept(root, found, fix) if found.state == "ok" and os.path.isdir(root) else found
 
 
 def _kept(root: Path, room: Finding, fix: str) -> Finding:
@@ -97,7 +101,7 @@ def hub_home(env: Mapping[str, str]) -> Path:
     if own := env.get("HF_HOME"):
         return Path(os.path.expanduser(own))
     shared = env.get("XDG_CACHE_HOME")
-    return (Path(os.path.expanduser(shared)) if shared else Path.home() / ".cache") / "huggingface"
+    return Path(os.path.expanduser(shared or "~/.cache")) / "huggingface"
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:

@@ -49,7 +49,7 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
 
 def _logged_in(env: Mapping[str, str]) -> bool:
     """Whether `wandb login` has left a key."""
-    file = Path(env.get("NETRC") or Path.home() / ".netrc")
+    file = Path(env.get("NETRC") or os.path.expanduser("~/.netrc"))
     try:
         return "wandb" in file.read_text(encoding="utf-8", errors="replace") or bool(env.get("WANDB_BASE_URL"))
     except OSError:

@@ -10,6 +10,8 @@ import pytest
 import typer
 
 from rankzero.cli.main import app
+from rankzero.doctor.places import caches
+from rankzero.track.wandb import _logged_in
 from tests.support.cli import Cli
 from tests.support.paper_model import paper_model
 
@@ -94,3 +96,34 @@ def test_a_home_of_nobody_is_a_name_like_any_other(
     for variable, line in (("RANKZERO_CACHE", "cache list"), ("KUBECONFIG", "list --cluster nebius-2x1")):
         monkeypatch.setenv(variable, "~no-such-user/there")
         assert "internal error" not in cli(line).err
+
+
+def test_who_has_no_home_is_told_to_name_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    """As in a container that is started with a number that has no entry in passwd."""
+
+    def nobody(_number: int) -> None:
+        raise KeyError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for name in (
+        "HOME",
+        "XDG_CACHE_HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "NETRC",
+        "WANDB_API_KEY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    for own in (None, "~", "~/cache"):
+        monkeypatch.setenv("RANKZERO_CACHE", own) if own else monkeypatch.delenv("RANKZERO_CACHE")
+        done = cli("cache list")
+        assert done.code == 78 and "no home directory" in done.err and "RANKZERO_CACHE" in done.err, done.err
+        (cache, hub) = caches({})
+        assert (cache.name, cache.state, cache.what) == ("cache", "wrong", "no home directory")
+        assert hub.name == "Hub's cache"
+    assert not _logged_in({})
+    assert not (tmp_path / "~").exists()
