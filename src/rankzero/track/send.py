@@ -14,6 +14,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.stderr import write_stderr
 from rankzero.track.server import Row, RunFacts, Server, shown
-from rankzero.track.spool import KINDS, Sent, Spool, last_end, path_of, setting_hash
+from rankzero.track.spool import EVERY, KINDS, Sent, Spool, last_end, path_of, setting_hash
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import printable
 
@@ -115,6 +116,12 @@ class Delivery:
             # Another server, or the same one by another address: under the same key it is asked for what it has.
             sent = self.sent
             self.sent = Sent(key=sent.key, spec=sent.spec, made_of=sent.made_of, unsure={**sent.last, **sent.unsure})
+            self.sent.directory = sent.directory
+        if (here := _identity(self._run_dir)) != self.sent.directory:
+            if self.sent.directory is not None:  # a copy, as one brought back: its first machine may have sent more
+                self.sent.unsure = dict.fromkeys(KINDS, EVERY)
+            self.sent.directory = here
+            self.sent.write(self._path)
         if self.sent.spec is None or self.sent.place is None:
             self.sent.spec, self.sent.place = self.sent.spec or setting_hash(self._spec), server.place
             self.sent.write(self._path)  # the key, before anything carries it
@@ -134,7 +141,10 @@ class Delivery:
             return False
         wanted, doubtful = rows, sent.unsure.get(kind, -1)
         if asked := [row for row in rows if row["step"] <= doubtful]:
-            wanted = without(rows, server.known(kind, asked))
+            known = server.known(kind, asked)
+            wanted = without(rows, known)
+            if doubtful == EVERY and not known:  # steps are sent in their order: it has no later ones either
+                doubtful = -1
         if rows[-1]["step"] > doubtful:
             sent.unsure[kind] = rows[-1]["step"]
             sent.write(self._path)
@@ -148,6 +158,12 @@ class Delivery:
             del sent.unsure[kind]
         sent.write(self._path)
         return True
+
+
+def _identity(run_dir: RunDir) -> str:
+    """Raises OSError."""
+    about = run_dir.root.stat()
+    return f"{socket.gethostname()}:{about.st_dev}:{about.st_ino}"
 
 
 def without(rows: list[Row], known: set[tuple[int, str]]) -> list[Row]:

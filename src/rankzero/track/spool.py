@@ -27,6 +27,8 @@ from rankzero.track.server import Kind, Row
 
 KINDS: tuple[Kind, ...] = ("metrics", "samples", "saves", "system")
 BATCH_ROWS = 100
+EVERY = 2**53
+"""As the step up to which rows may have been sent: nobody knows."""
 MADE_OF = tuple(PLACES)
 """What a run is known by besides its spec: the content of the files that the spec names."""
 
@@ -50,6 +52,8 @@ class Sent:
     without the data to evaluate on."""
     place: str | None = None
     """Which server has it, and where there: see `Server.place`."""
+    directory: str | None = None
+    """Which directory this is a note in, by its machine and file system: a copy of it knows less than the server."""
     there: str | None = None
     link: str = ""
     last: dict[str, int] = field(default_factory=dict)
@@ -57,7 +61,7 @@ class Sent:
     names: list[str] = field(default_factory=list)
     """What that row of metrics had: an evaluation that a stop has cut short follows later, in the same step."""
     unsure: dict[str, int] = field(default_factory=dict)
-    """By kind: the step up to which rows were sent without an answer so far."""
+    """By kind: the step up to which rows were sent without an answer so far, or EVERY."""
     ended: Ending | None = None
     ended_start: float | None = None
     """When the start began that has ended so: a run that is continued may end in the same way again."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from rankzero.engine.metrics import MetricsLog
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import Delivery, only_sender, settings_of
-from rankzero.track.server import place_of
+from rankzero.track.server import Kind, Row, place_of
 from rankzero.track.spool import BATCH_ROWS, Sent, Spool, unsent
 from tests.support.trackers import MemoryServer, note_start
 
@@ -196,6 +199,40 @@ def test_one_server_by_two_addresses_has_one_run_and_no_step_twice(tmp_path: Pat
         keys.add(Sent.read(run_dir.tracking / "memory.json").key)
     counts = {step: count for (kind, step, name), count in server.points.items() if (kind, name) == ("metrics", "loss")}
     assert len(keys) == 1 and counts == dict.fromkeys(range(1, 7), 1)
+
+
+def test_a_run_that_was_brought_back_sends_no_step_twice(tmp_path: Path) -> None:
+    """Its copy in an object store has the notes of then, and its first machine sent on before it was gone. The server
+    is asked until it is known to have no more."""
+    first, second, server = RunDir(tmp_path / "a/r"), RunDir(tmp_path / "b/r"), Asked()
+    first.root.parent.mkdir()
+    write(first, 1, 10)
+    delivery(server, first).round()
+    shutil.copytree(first.root, second.root)
+    write(first, 11, 25)
+    delivery(server, first).round()
+    assert not server.asked
+    again = delivery(server, second)
+    for last in range(11, 31):
+        write(second, last, last)
+        again.round()
+    again = delivery(server, second)
+    write(second, 31, 40)
+    again.round()
+    assert server.asked == list(range(11, 27))
+    assert server.points == Counter({("metrics", step, "loss"): 1 for step in range(1, 41)})
+
+
+class Asked(MemoryServer):
+    """Remembers which steps it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
+        self.asked += [row["step"] for row in rows]
+        return super().known(kind, rows)
 
 
 def test_notes_of_a_version_that_knew_no_places_are_gone_on_with(tmp_path: Path) -> None:
