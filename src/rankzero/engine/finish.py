@@ -222,7 +222,8 @@ def make_report(
     """The report's object.
 
     eval_loss, perplexity, accuracy and macro_f1 are those of the weights in final/, which are of `final_step`; null
-    where these have not been evaluated. last_evaluation has the same of the run's last evaluation, and its step.
+    where these have not been evaluated. Evaluations before compared_from were of other data, tokens or weights, and
+    eval_loss_first is of none of them. last_evaluation has the same of the run's last evaluation, and its step.
     tokens_per_second counts useful tokens (padding earns nothing) over the time spent in steps; elapsed_seconds also
     holds evaluations and checkpoints, over all starts of the run. padding_fraction is of the tokens computed; where
     answers are trained, a row's last token is only a target and is never computed.
@@ -244,6 +245,7 @@ def make_report(
         "train_loss_last": position.train_loss_last,
         "final_step": final_step,
         "eval_loss_first": before.get("eval_loss"),
+        "compared_from": position.compared_from,
         **{name: final.get(name) for name in MEASURES},
         "last_evaluation": None if last is None else {"step": position.eval_last_step, **without_nan(last)},
         "best_step": position.best_step,

@@ -122,6 +122,11 @@ class RunPage:
         return f"{name}, {method}" if isinstance(name, str) else ""
 
     @property
+    def compared_from(self) -> int:
+        """Evaluations of earlier steps are compared with none: they were of other data, tokens or weights."""
+        return int(number(self.report, "compared_from") or 0)
+
+    @property
     def step(self) -> int:
         """Steps that are done, as far as the directory says."""
         logged = max((series.steps[-1] for series in self.metrics.values()), default=0)

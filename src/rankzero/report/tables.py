@@ -138,11 +138,12 @@ def saved(run: RunPage) -> list[Row]:
     rows: list[Row] = []
     for one in run.checkpoints:
         score = None if one.step is None else scores.at(one.step)
+        apart = ", not compared" if one.step is not None and one.step < run.compared_from else ""
         rows.append(
             (
                 one.name,
                 "" if one.step is None else f"{one.step:,}",
-                "" if score is None else written(score),
+                "" if score is None else f"{written(score)}{apart}",
                 "" if one.bytes is None else memory(one.bytes),
                 "" if one.saved is None else when(one.saved),
                 ", ".join(name for name in one.names if name != "final/") or one.fault,
@@ -251,7 +252,7 @@ def when(seconds: float) -> str:
 def _evaluated(run: RunPage) -> list[tuple[str, str]]:
     found = []
     for name in MEASURES:
-        first, last = _ends(run.metrics.get(name))
+        first, last = _ends(run.metrics.get(name), run.compared_from)
         final = number(run.report, name)
         words = name.replace("_", " ").capitalize()
         step = number(run.report, "final_step")
@@ -260,9 +261,9 @@ def _evaluated(run: RunPage) -> list[tuple[str, str]]:
     return found
 
 
-def _ends(series: Series | None) -> tuple[float | None, float | None]:
-    points = series.finite() if series is not None else []
-    return (points[0][1], points[-1][1]) if points else (None, None)
+def _ends(series: Series | None, since: int = 0) -> tuple[float | None, float | None]:
+    values = [value for step, value in series.finite() if step >= since] if series is not None else []
+    return (values[0], values[-1]) if values else (None, None)
 
 
 def _from_to(first: float | None, last: float | None) -> str:
@@ -292,7 +293,7 @@ def _whole(value: float | None) -> str:
 def summary(run: RunPage) -> str:
     """One line of a list of runs."""
     parts = [counted(run.step, "step") if run.step else ""]
-    for name, words in (("loss", "loss"), ("eval_loss", "eval loss")):
-        span = _from_to(*_ends(run.metrics.get(name)))
+    for name, words, since in (("loss", "loss", 0), ("eval_loss", "eval loss", run.compared_from)):
+        span = _from_to(*_ends(run.metrics.get(name), since))
         parts.append(f"{words} {span}" if span else "")
     return ", ".join(part for part in parts if part)

@@ -268,6 +268,7 @@ def test_evaluations_are_compared_only_with_those_of_the_same(
     later = {row["step"]: row["eval_loss"] for row in metrics(other) if row["step"] > 5 and "eval_loss" in row}
     assert report["eval_loss_first"] == later[6] and report["best_value"] == min(later.values())
     assert report["best_step"] == report["final_step"] in later
+    assert report["compared_from"] == 6
 
 
 def test_what_is_best_by_another_metric_is_looked_for_among_what_is_kept(

@@ -50,6 +50,21 @@ def test_everything_that_is_there(tmp_path: Path) -> None:
     ]
 
 
+def test_evaluations_that_are_not_compared_stand_beside_none(tmp_path: Path) -> None:
+    """Of a run that went on with other rows to evaluate on: 3.9 and 0.9 are no progress."""
+    run = RunDir(run_directory(tmp_path / "r"))
+    losses = ((20, 3.9), (40, 0.9), (60, 0.8))
+    rows = [{"step": step, "loss": 1.0, "eval_loss": loss} for step, loss in losses]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = json.loads(run.report.read_text()) | {"eval_loss": 0.8}
+    for since, span, saved in ((0, "3.9 → 0.8", "0.9"), (21, "0.9 → 0.8", "0.9"), (41, "0.8", "0.9, not compared")):
+        run.report.write_text(json.dumps(report | {"compared_from": since}))
+        page = read_run(run.root, BEGUN)
+        assert dict(tables.facts(page))["Eval loss"] == span
+        assert f"eval loss {span}" in tables.summary(page) and "loss 1," in tables.summary(page)
+        assert {row[1]: row[2] for row in tables.saved(page)}["40"] == saved
+
+
 def test_each_starts_devices_are_counted(tmp_path: Path) -> None:
     """A run may go on with more of them; of a start that has not noted how many, nothing is guessed."""
     cost = dict(tables.cost(read_run(run_directory(tmp_path / "grown", processes=(2, 8)), BEGUN)))
