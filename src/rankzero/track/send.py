@@ -118,7 +118,8 @@ class Delivery:
             self.sent = Sent(key=sent.key, spec=sent.spec, made_of=sent.made_of, unsure={**sent.last, **sent.unsure})
             self.sent.directory = sent.directory
         if (here := _identity(self._run_dir)) != self.sent.directory:
-            if self.sent.directory is not None:  # a copy, as one brought back: its first machine may have sent more
+            # A copy, as one brought back: its first machine may have sent more. Older notes do not say where they were.
+            if self.sent.directory is not None or self.sent.last:
                 self.sent.unsure = dict.fromkeys(KINDS, EVERY)
             self.sent.directory = here
             self.sent.write(self._path)
