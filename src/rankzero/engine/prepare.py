@@ -7,6 +7,7 @@ cache, where every process of the run finds it.
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from rankzero.engine.console import RunConsole, logger
@@ -28,7 +29,7 @@ def main() -> None:
     settle_libraries()
     console = RunConsole(speaks=True, level=options.log_level)
     try:
-        with FingerprintBeside(spec.own_code) as base:
+        with closing(FingerprintBeside(spec.own_code)) as base:
             inputs = read_inputs(spec, World(), Ledger(), heard=base.begin)
             base.wait()  # so that processes with GPUs need not
         refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options)

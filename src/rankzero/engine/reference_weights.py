@@ -1,5 +1,5 @@
 """The weights of a full fine-tune as they were before its first step, beside those that move: what preferences are
-compared with where there are no adapters to leave out."""
+compared with where there are no adapters to leave out. Knows how a module may be spread, and nothing of losses."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def run(
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             hold(lease, stack)
-        base = stack.enter_context(FingerprintBeside(spec.own_code))
+        base = stack.enter_context(closing(FingerprintBeside(spec.own_code)))
         inputs = read_inputs(spec, world, ledger, heard=base.begin)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
@@ -136,7 +136,7 @@ def run(
             set_aside(run_dir, found)
         session = build_session(spec, inputs, world, device, dtype, run_dir, ledger)
         with ledger.phase("model_files"):
-            know_base(meta, base, inputs)
+            meta["model"] = base.wait()
         meta |= {"layout": layout_of(session, spec, environment), "stop_ids": session.stop_ids}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
@@ -178,12 +178,6 @@ def take_device(spec: RunSpec, world: World, stack: ExitStack) -> tuple[Device, 
     stack.enter_context(without_cudnn_attention(device))
     scaling = sharding_section(spec.train.sharding).scales_losses
     return device, pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
-
-
-def know_base(meta: dict[str, Any], base: FingerprintBeside, inputs: Inputs) -> None:
-    """Wait for what the base is known by. Raises ConfigError where processes have other files. A collective."""
-    meta["model"] = base.wait()
-    refuse_different_inputs(meta, inputs.prompts)
 
 
 def train_and_time(session: Session, run: RunContext, position: Position) -> Position:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
-from types import TracebackType
-from typing import Self
 
 from rankzero.model.source import ModelSource, weights_fingerprint
 from rankzero.spec.tasks import ModelUse
@@ -15,7 +13,7 @@ from rankzero.spec.tasks import ModelUse
 class FingerprintBeside:
     """A start hashes its base while it tokenises and loads: of a large model that takes as long as to load it.
 
-    Whoever leaves, for whatever reason, has the thread stop.
+    Whoever leaves, for whatever reason, closes it.
     """
 
     def __init__(self, own_code: ModelUse | None) -> None:
@@ -34,11 +32,7 @@ class FingerprintBeside:
         assert self._found is not None, "nothing has begun"
         return self._found.result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Have the thread stop, and wait until it has."""
         self._left.set()
         self._thread.shutdown()

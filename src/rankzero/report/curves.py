@@ -94,8 +94,8 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A series of a chart, and what its line looks like. A dash comes back with the same colour only after as many runs
-    as there are pairs of both; the first lines are told apart by their dashes alone."""
+    """A series of a chart, and what its line looks like. A dash comes back with the same colour after 36 runs of one
+    line, or 18 of two; the first lines are told apart by their dashes alone."""
 
     label: str
     colour: int

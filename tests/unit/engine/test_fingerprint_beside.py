@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import CancelledError
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -76,7 +77,7 @@ def test_weights_that_cannot_be_read_end_the_run_as_such(
 
 
 def test_who_leaves_has_the_hashing_stop(tmp_path: Path) -> None:
-    with FingerprintBeside(None) as base:
+    with closing(FingerprintBeside(None)) as base:
         base.begin(without_end(tmp_path))
     with pytest.raises(CancelledError):
         base.wait()
@@ -92,7 +93,7 @@ def test_who_leaves_while_another_process_hashes_waits_for_nobody(
     record.parent.mkdir(parents=True)
     monkeypatch.setattr(hashing, "_SETTLED_NS", -1)
     monkeypatch.setattr(hashing, "file_sha256", lambda *_: pytest.fail("it reads what another one is reading"))
-    with FileLock(f"{record}.lock"), FingerprintBeside(None) as base:
+    with FileLock(f"{record}.lock"), closing(FingerprintBeside(None)) as base:
         base.begin(source)
     with pytest.raises(CancelledError):
         base.wait()
