@@ -33,6 +33,6 @@ def result(run: RunDir, text: str, *, data: str = "d") -> None:
     staged = run.root / "staged"
     staged.mkdir(parents=True)
     (staged / "config").write_text(f"of {text}")
-    (staged / "weights").write_text(text)
+    (staged / "model.safetensors").write_text(text)
     about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data}
     commit_directory(staged, run.final, about)

@@ -33,7 +33,7 @@ from rankzero.run_dir.atomic import (
 from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import ADAPTER_CONFIG, verify_result
+from rankzero.run_dir.result import ADAPTER_CONFIG, is_weights, verify_result
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
@@ -98,7 +98,7 @@ def weights_of(final: Path) -> dict[str, Any]:
         files = read_manifest(final)["files"]
     except StorageError:
         return {}
-    return {name: entry for name, entry in files.items() if name.endswith(".safetensors")}
+    return {name: entry for name, entry in files.items() if is_weights(name)}
 
 
 def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:

@@ -6,10 +6,7 @@ this one had, and gets its own name when every hash is right.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,7 +19,7 @@ from pydantic import ValidationError
 
 from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
 from rankzero.persist.objects import inside
-from rankzero.persist.run_store import is_plain
+from rankzero.persist.sending import is_plain
 from rankzero.persist.sources import Source
 from rankzero.run_dir.atomic import (
     MANIFEST,
@@ -30,15 +27,18 @@ from rankzero.run_dir.atomic import (
     faults,
     file_sha256,
     fsync_path,
+    parse_manifest,
     read_manifest,
+    replace_directory,
     stage_name,
     storage_errors,
 )
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import LINKS, RunDir
-from rankzero.run_dir.result import FINAL
+from rankzero.run_dir.result import FINAL, is_weights
 from rankzero.run_dir.same_run import two_runs
 from rankzero.run_dir.setting import newest_manifest
+from rankzero.run_dir.steps import furthest
 from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
@@ -119,8 +119,8 @@ class _Pull:
         if problems:
             hint = "give another --output, or move that run away"
             raise ConfigError([Problem("this directory holds another run", str(root), hint), *problems])
-        here = _furthest(self._run_dir.committed_steps(), _bytes(self._run_dir.report))
-        there = _furthest(_steps(names), self._read("report.json", names.get("report.json", 0)))
+        here = furthest(self._run_dir.committed_steps(), _bytes(self._run_dir.report))
+        there = furthest(_steps(names), self._read("report.json", names.get("report.json", 0)))
         if here > there:
             what = f"the run is at step {here} here, and only at step {there} there"
             hint = "give another --output; this directory has the newer work, which would be replaced"
@@ -153,10 +153,9 @@ class _Pull:
     def _manifest_there(self, names: Mapping[str, int]) -> Mapping[str, Any]:
         directories = [*(f"checkpoints/step-{step}" for step in sorted(_steps(names), reverse=True)), FINAL]
         for name in (f"{directory}/{MANIFEST}" for directory in directories):
-            data = self._read(name, names.get(name, 0))
-            with tempfile.TemporaryDirectory() as place, suppress(StorageError):
-                (Path(place) / MANIFEST).write_bytes(data)
-                return read_manifest(Path(place))
+            text = self._read(name, names.get(name, 0)).decode(errors="replace")
+            with suppress(StorageError):
+                return parse_manifest(text, f"{self._source.where}/{name}")
         return {}
 
     def _checkpoints(self, wanted: Checkpoints, names: Mapping[str, int]) -> tuple[int, ...]:
@@ -211,19 +210,22 @@ class _Pull:
         total = sum(entry["size"] for entry in entries.values())
         self._say(f"{name}: {len(entries)} files, {total / 1e6:,.1f} MB")
         for file, entry in entries.items():
-            self._verified(f"{name}/{file}", place / file, staged / file, entry)
+            if self._verified(f"{name}/{file}", place / file, staged / file, entry):
+                continue
+            if name != FINAL or is_weights(file) or f"{name}/{file}" not in names:
+                raise _damaged(f"{self._source.where}/{name}/{file}")
+            self._say(f"{name}/{file} was changed since the run wrote it, and comes as it is")
+            with storage_errors(staged):
+                (staged / file).write_bytes(self._read(f"{name}/{file}", names[f"{name}/{file}"]))
+            self._fetched += 1
         with storage_errors(place):
             for path in [*(path for path in staged.rglob("*")), staged]:
                 fsync_path(path)
-            old = place.with_name(stage_name(f"old-{place.name}"))
-            if place.exists():
-                os.rename(place, old)
-            os.rename(staged, place)
-            fsync_path(place.parent)
-            shutil.rmtree(old, ignore_errors=True)
+            replace_directory(staged, place)
 
-    def _verified(self, name: str, here: Path, staged: Path, entry: Mapping[str, object]) -> None:
-        """One file with the hash that its manifest says: from here, from what an earlier call has of it, or anew."""
+    def _verified(self, name: str, here: Path, staged: Path, entry: Mapping[str, object]) -> bool:
+        """One file with the hash that its manifest says: from here, from what an earlier call has of it, or anew. False
+        where it has none such there."""
         size, digest = int(str(entry["size"])), entry["sha256"]
         with storage_errors(staged):
             staged.parent.mkdir(parents=True, exist_ok=True)
@@ -231,20 +233,18 @@ class _Pull:
                 shutil.copyfile(here, staged)
             if staged.is_file() and staged.stat().st_size == size and file_sha256(staged) == digest:
                 self._kept += 1
-                return
+                return True
             if staged.is_file() and staged.stat().st_size >= size:
                 staged.unlink()
         for again in (False, True):
             self._continue(name, staged, size)
             if file_sha256(staged) == digest:
                 self._fetched += 1
-                return
+                return True
             staged.unlink()
             if not again:
                 self._say(f"{name} has not the bytes that its manifest says; it is fetched again")
-        hint = "the copy is damaged, or the run is writing it right now: give the command again, or take another source"
-        what = "its bytes are not those that were saved (sha256 differs)"
-        raise StorageError(what, where=f"{self._source.where}/{name}", hint=hint)
+        return False
 
     def _continue(self, name: str, path: Path, size: int) -> None:
         with storage_errors(path), path.open("ab") as file:
@@ -270,6 +270,11 @@ class _Pull:
         return tried(lambda: self._source.read(name, offset, length), self._say)
 
 
+def _damaged(where: str) -> StorageError:
+    hint = "the copy is damaged, or the run is writing it right now: give the command again, or take another source"
+    return StorageError("its bytes are not those that were saved (sha256 differs)", where=where, hint=hint)
+
+
 def tried(work: Callable[[], T], say: Say) -> T:
     """More than once, where a source does not answer. Raises its last error."""
     for attempt in range(1, ATTEMPTS):
@@ -285,15 +290,6 @@ def _steps(names: Iterable[str]) -> set[int]:
     """Steps of the whole checkpoints among these files."""
     there = [name.split("/")[1] for name in names if name.startswith("checkpoints/") and name.endswith(MANIFEST)]
     return {int(name.removeprefix("step-")) for name in there if name.removeprefix("step-").isdigit()}
-
-
-def _furthest(steps: Iterable[int], report: bytes) -> int:
-    """The last step that checkpoints or report.json tell of; 0 where none does."""
-    try:
-        told = json.loads(report)["steps"]
-    except (ValueError, KeyError, TypeError):
-        told = 0
-    return max(0, *steps, told if isinstance(told, int) else 0)
 
 
 def _bytes(path: Path) -> bytes:

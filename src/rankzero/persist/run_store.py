@@ -1,51 +1,48 @@
-"""A run directory's copy in an object store: what is uploaded when, and what is brought back. One process does it.
-
-A checkpoint is whole when its manifest is there, which is written last here as it is on disk. Links are pointer files.
+"""A run directory's copy in an object store: whether it is this run's, and what is brought back. One process at a time
+sends to it: the one that began last.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import shutil
-import tempfile
-from collections.abc import Callable, Collection
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankzero.directories import files_below
 from rankzero.errors import ConfigError, StorageError
-from rankzero.persist.objects import fetch, files_in, inside, open_store, store_errors
-from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, read_manifest, stage_name, verify_directory
+from rankzero.persist.objects import store_errors
+from rankzero.persist.sending import Sender, is_plain
+from rankzero.persist.stored_copy import StoredCopy, checkpoint_name, committed_in, sizes_fit
+from rankzero.run_dir.atomic import (
+    MANIFEST,
+    faults,
+    put_back_displaced,
+    read_manifest,
+    remove_stale,
+    replace_directory,
+    stage_name,
+    storage_errors,
+    verify_directory,
+)
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import FINAL
+from rankzero.run_dir.result import FINAL, verify_result
 from rankzero.run_dir.same_run import others_run, with_way_out
 from rankzero.run_dir.setting import newest_manifest
+from rankzero.run_dir.steps import furthest
 from rankzero.spec.run_spec import RunSpec
 
-LINKS = ("best", "last")
-_NOT_COPIED = ("lease.json", "stop")
+OWNER = ".lease.json"
+"""In the copy: which process sends to it. Others, also of versions that do not know it, neither fetch nor send it."""
 
 
 def copy_url(spec: RunSpec) -> str | None:
     """Where the spec has its run directory copied to; None: nowhere."""
     return None if spec.output_url is None else posixpath.join(spec.output_url, str(spec.name))
-
-
-def is_plain(name: str) -> bool:
-    """Whether a file of a run directory is copied as it is: no part of a checkpoint, no link, and none for this machine
-    alone."""
-    parts = name.split("/")
-    hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease")) for part in parts)
-    return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    """Another one for each thing that a file was replaced by; None where there is no file."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class OtherRunError(ConfigError):
@@ -59,197 +56,166 @@ class RunStore:
         """`allowed`: fields that may have changed since what is there was made."""
         self._run_dir, self.url = run_dir, url
         self._spec, self._allowed = spec, allowed
-        self._is_ours = False
-        with store_errors(url):
-            self._store, self._root = open_store(url)
-        self._sent: dict[str, tuple[int, ...]] = {}
-        self._steps: set[int] | None = None
+        self._copy = StoredCopy(url)
+        self._sender: Sender | None = None
+        self._token = uuid.uuid4().hex
         self._damaged: set[int] = set()
 
-    def require_ours(self) -> None:
+    def require_ours(self) -> bool:
         """Raise OtherRunError where the store has another run under this name, by its newest checkpoint or, without
         one, its result: a start that came to neither has left nothing to lose. A checkpoint that is here and there is
-        this run's, whatever changes were accepted since, here or on another machine. Until one is here, what may be
-        this run's is not known to be. Raises StorageError."""
-        if self._is_ours:
-            return
-        there = None if self._shares_a_step() else self.newest_manifest()
+        this run's, whatever changes were accepted since, here or on another machine. Returns whether it is known to be
+        this run's: without a checkpoint here, what is there may be. Raises StorageError."""
+        with store_errors(self.url):
+            names = self._copy.names()
+            there = None if self._shares_a_step(names) else self._newest_manifest(names)
         here = newest_manifest(self._run_dir)
         problems = [] if there is None else others_run(there, here, self._spec, self._allowed)
         if there is not None and problems:
             raise OtherRunError(with_way_out(problems, self.url, self._spec, there))
-        self._is_ours = there is None or here is not None
+        return there is None or here is not None
 
-    def _shares_a_step(self) -> bool:
+    def _shares_a_step(self, names: Mapping[str, int]) -> bool:
         """Whether the newest checkpoint that is in both places is the same, by its manifest with all its hashes."""
-        with store_errors(self.url):
-            common = self._remote_steps() & set(self._run_dir.committed_steps())
-            for step in sorted(common, reverse=True)[:1]:
-                with tempfile.TemporaryDirectory() as place:
-                    fetch(
-                        self._store,
-                        posixpath.join(self._root, f"checkpoints/step-{step}", MANIFEST),
-                        Path(place) / MANIFEST,
-                    )
-                    try:
-                        return read_manifest(Path(place)) == read_manifest(self._run_dir.checkpoint(step))
-                    except StorageError:
-                        return False
+        for step in sorted(committed_in(names) & set(self._run_dir.committed_steps()), reverse=True)[:1]:
+            there = self._copy.manifest(checkpoint_name(step))
+            try:
+                return there is not None and there == read_manifest(self._run_dir.checkpoint(step))
+            except StorageError:
+                return False
         return False
 
     def newest_manifest(self) -> dict[str, Any] | None:
         """Of the newest whole checkpoint there that has a readable one, else of the result; None: there is none. Raises
         StorageError."""
         with store_errors(self.url):
-            names = [f"checkpoints/step-{step}" for step in sorted(self._remote_steps(), reverse=True)]
-            names += [FINAL] if self._store.exists(posixpath.join(self._root, FINAL, MANIFEST)) else []
-            for name in names:
-                with tempfile.TemporaryDirectory() as place:
-                    fetch(self._store, posixpath.join(self._root, name, MANIFEST), Path(place) / MANIFEST)
-                    try:
-                        return read_manifest(Path(place))
-                    except StorageError:
-                        continue  # spoken of when it is verified
-        return None
+            return self._newest_manifest(self._copy.names())
+
+    def _newest_manifest(self, names: Mapping[str, int]) -> dict[str, Any] | None:
+        directories = [checkpoint_name(step) for step in sorted(committed_in(names), reverse=True)]
+        found = (self._copy.manifest(name) for name in (*directories, FINAL) if f"{name}/{MANIFEST}" in names)
+        return next((manifest for manifest in found if manifest is not None), None)
 
     def newest_step(self) -> int | None:
         """Step of the newest whole checkpoint there; None: there is none. Raises StorageError."""
         with store_errors(self.url):
-            return max(self._remote_steps(), default=None)
+            return max(committed_in(self._copy.names()), default=None)
 
     def restore(self, say: Callable[[str], None]) -> int | None:
-        """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, and the run's
-        other files.
+        """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, the result, and
+        the run's other files; of those that are here none that tell of more steps. Only the lease holder may call it.
 
         Returns the newest one's step; None: there is none. Checkpoints come last and whole, so that a restore that was
-        cut off is made again.
+        cut off is made again, and what it has left is removed. Raises StorageError.
         """
-        here = max(self._run_dir.committed_steps(), default=-1)
+        self._clear()
+        here = self._run_dir.committed_steps()
         with store_errors(self.url):
-            if not self._store.exists(self._root):
-                return None
-            names = list(files_in(self._store, self._root))
+            names = self._copy.names()
+            steps = sorted(committed_in(names), reverse=True)
+            newer_here = furthest(here, _bytes(self._run_dir.report)) > furthest(
+                steps, self._copy.text("report.json") or ""
+            )
             for name in names:
-                if is_plain(name):
-                    fetch(self._store, posixpath.join(self._root, name), self._run_dir.root / inside(name, self.url))
-            steps = sorted(self._remote_steps(), reverse=True)
-            best = self._linked("best")
-            if best in steps and self._is_here(best, names, say):
+                local = self._run_dir.root / name
+                if is_plain(name) and not name.startswith(f"{FINAL}/") and not (newer_here and local.exists()):
+                    self._copy.fetch(name, local)
+            if f"{FINAL}/{MANIFEST}" in names and not (newer_here and self._run_dir.final.exists()):
+                self._bring_result(names, say)
+            best = self._copy.linked("best")
+            if best is not None and best in steps and self._is_here(best, names, say):
                 self._run_dir.set_link("best", best)
             for step in steps:
-                if step > here and self._is_here(step, names, say):
+                if step > max(here, default=-1) and self._is_here(step, names, say):
                     self._run_dir.set_link("last", step)
                     return step
         return None
 
-    def _is_here(self, step: int, names: list[str], say: Callable[[str], None]) -> bool:
-        return self._run_dir.checkpoint(step).is_dir() or self._fetch_checkpoint(step, names, say)
+    def _clear(self) -> None:
+        """Put right what a start that was killed has left under temporary names."""
+        for parent in (self._run_dir.root, self._run_dir.checkpoints):
+            put_back_displaced(parent)
+            remove_stale(parent)
 
-    def _fetch_checkpoint(self, step: int, names: list[str], say: Callable[[str], None]) -> bool:
-        """Bring one back. False where its bytes are not those that were saved, which is spoken of."""
-        prefix = f"checkpoints/step-{step}/"
-        staged = self._run_dir.checkpoints / stage_name(f"step-{step}")
+    def _bring_result(self, names: Mapping[str, int], say: Callable[[str], None]) -> None:
+        """Where it is not here already. One that is damaged there is spoken of: it can be made again."""
+        final = self._run_dir.final
         try:
-            for name in names:
-                if name.startswith(prefix):
-                    fetch(self._store, posixpath.join(self._root, name), staged / inside(name[len(prefix) :], self.url))
-            verify_directory(staged)
-            staged.rename(self._run_dir.checkpoint(step))
+            if read_manifest(final) == self._copy.manifest(FINAL) and not faults(final, read_manifest(final)):
+                return
+        except StorageError:
+            pass  # there is none here, or it is damaged
+        with self._fetched(FINAL, names) as staged:
+            try:
+                verify_result(staged)
+            except StorageError as error:
+                say(f"the result in {self.url} is damaged and is not used: {error}")
+                return
+            with storage_errors(final):
+                replace_directory(staged, final)
+
+    def _is_here(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
+        return self._run_dir.checkpoint(step).is_dir() or self._bring_checkpoint(step, names, say)
+
+    def _bring_checkpoint(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
+        """False where its bytes are not those that were saved, which is spoken of."""
+        name, place = checkpoint_name(step), self._run_dir.checkpoint(step)
+        try:
+            manifest = self._copy.manifest(name)
+            if manifest is None or not sizes_fit(manifest, name, names):
+                raise StorageError("its files are not as its manifest has them")
+            with self._fetched(name, names) as staged:
+                verify_directory(staged)
+                with storage_errors(place):
+                    staged.rename(place)
         except StorageError as error:
             self._damaged.add(step)
             say(f"checkpoint step-{step} of {self.url} is damaged and is not used: {error}")
             return False
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
         return True
 
-    def _linked(self, link: str) -> int:
-        """The step that a pointer file names; -1 where it names none."""
-        path = posixpath.join(self._root, link)
-        text = self._store.cat_file(path).decode() if self._store.exists(path) else ""
-        step = text.strip().rpartition("checkpoints/step-")[2]
-        return int(step) if step.isdigit() else -1
+    @contextmanager
+    def _fetched(self, directory: str, names: Mapping[str, int]) -> Iterator[Path]:
+        """For the duration, a directory of the copy as it is there, under a temporary name beside its place."""
+        place = self._run_dir.root / directory
+        staged, prefix = place.with_name(stage_name(place.name)), f"{directory}/"
+        try:
+            for name in names:
+                if name.startswith(prefix) and is_plain(name.removeprefix(prefix)):
+                    self._copy.fetch(name, staged / name.removeprefix(prefix))
+            yield staged
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
     def upload(self) -> None:
-        """Copy what is new. Raises StorageError, also where another run is there; what was copied stays, and the next
-        call goes on."""
+        """Copy what is new. Raises StorageError, also where another run is there, or another process has begun to send
+        since; what was copied stays, and the next call goes on."""
+        if self._sender is None:
+            self._sender = self._begun()
+        with store_errors(self.url):
+            if self._copy.text(OWNER) not in (None, self._owner()):
+                what = "another start of a run with this name has begun to copy to this place since"
+                hint = "nothing more is sent from here: end one of the two, or give this one another name"
+                raise StorageError(what, where=self.url, hint=hint)
+            self._sender.send()
+
+    def _begun(self) -> Sender:
+        """What sends from now on, alone. What others have sent since this run began is looked at first."""
         try:
-            self.require_ours()
+            known = self.require_ours()
         except OtherRunError as error:  # this run has trained: only its copy has no place
             raise StorageError(error.problems) from error
-        if not self._is_ours:
+        if not known:
             what = "a result is there that may be another run's, and is compared with the first checkpoint here"
             raise StorageError(what, where=self.url, hint="nothing is sent until then")
         with store_errors(self.url):
-            here = self._run_dir.committed_steps()
-            if self._steps is None:
-                self._steps = self._remote_steps() - self._damaged
-            for step in sorted(set(here) - self._steps):
-                if self._upload_checkpoint(step):
-                    self._steps.add(step)
-            root = self._run_dir.root
-            found = files_below(root, into=is_plain, living=True)
-            for path in sorted(found, key=lambda path: (path.name == MANIFEST, path)):
-                name = path.relative_to(root).as_posix()
-                if is_plain(name) and not path.is_symlink():
-                    self._upload_file(path, name)
-            for link in LINKS:
-                self._upload_link(link)
-            self._prune(here, self._steps)
+            sender = Sender(self._run_dir, self._copy, self._spec.checkpoint.keep, self._damaged)
+            self._copy.write(OWNER, self._owner())
+        return sender
 
-    def _prune(self, here: list[int], there: set[int]) -> None:
-        """Remove what the run itself, had it never moved, would not have any more: `keep` newer ones are here, and it
-        is not the best one. That something is not here is no reason: after a restore only some are. The copy of what
-        is damaged here is the only one."""
-        keep = self._spec.checkpoint.keep
-        oldest_kept = here[keep - 1] if len(here) >= keep else -1
-        doomed = {step for step in there - set(here) if step < oldest_kept}
-        if doomed:
-            doomed -= {self._linked("best")} | self._run_dir.steps_set_aside()
-        for step in sorted(doomed):
-            self._store.rm(posixpath.join(self._root, f"checkpoints/step-{step}"), recursive=True)
-            there.discard(step)
+    def _owner(self) -> str:
+        return json.dumps({"token": self._token, "host": socket.gethostname()}) + "\n"
 
-    def _remote_steps(self) -> set[int]:
-        paths = self._store.find(posixpath.join(self._root, "checkpoints")) if self._store.exists(self._root) else []
-        whole = [posixpath.dirname(path) for path in paths if posixpath.basename(path) == MANIFEST]
-        return {int(path.rpartition("step-")[2]) for path in whole if path.rpartition("step-")[2].isdigit()}
 
-    def _upload_checkpoint(self, step: int) -> bool:
-        """Files first, manifest last. False where it was pruned meanwhile."""
-        directory = self._run_dir.checkpoint(step)
-        remote = posixpath.join(self._root, "checkpoints", directory.name)
-        try:
-            files = list(files_below(directory))
-            for path in sorted(files, key=lambda path: path.name == MANIFEST):
-                self._put(path, posixpath.join(remote, path.relative_to(directory).as_posix()))
-        except FileNotFoundError:
-            if directory.exists():
-                raise
-            if self._store.exists(remote):
-                self._store.rm(remote, recursive=True)
-            return False
-        return True
-
-    def _upload_file(self, path: Path, name: str) -> None:
-        state = _state(path)
-        if state is None or self._sent.get(name) == state:
-            return
-        try:
-            self._put(path, posixpath.join(self._root, name))
-        except FileNotFoundError:
-            if _state(path) == state:
-                raise
-            return  # replaced or removed meanwhile: the next copy has it, or needs it no more
-        self._sent[name] = state
-
-    def _upload_link(self, link: str) -> None:
-        step = self._run_dir.read_link("best" if link == "best" else "last")
-        if step is not None and self._sent.get(link) != (step,):
-            self._store.makedirs(self._root, exist_ok=True)
-            self._store.pipe_file(posixpath.join(self._root, link), f"checkpoints/step-{step}\n".encode())
-            self._sent[link] = (step,)
-
-    def _put(self, path: Path, remote: str) -> None:
-        self._store.makedirs(posixpath.dirname(remote), exist_ok=True)
-        self._store.put_file(str(path), remote)
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rankzero.errors import ConfigError, ServiceError
 from rankzero.persist.objects import files_in, open_store, store_errors
-from rankzero.persist.run_store import LINKS
+from rankzero.run_dir.paths import LINKS
 
 Execute = Callable[[Sequence[str]], str]
 """Runs a command beside the files, and returns what it printed. Raises ServiceError where it failed."""

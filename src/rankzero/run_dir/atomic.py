@@ -199,18 +199,24 @@ def commit_directory(
         manifest.write_text(_sealed({"format": FORMAT, "files": files, **meta}), encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged] if durable else ():
             fsync_path(path)
-        displaced = final.with_name(stage_name(f"old-{final.name}"))
-        if final.exists():
-            os.rename(final, displaced)
-        try:
-            os.rename(staged, final)
-        except OSError:
-            with suppress(OSError):
-                os.rename(displaced, final)
-            raise
-        if durable:
-            fsync_path(final.parent)
-        shutil.rmtree(displaced, ignore_errors=True)
+        replace_directory(staged, final, durable=durable)
+
+
+def replace_directory(staged: Path, final: Path, *, durable: bool = True) -> None:
+    """Rename a directory to its place. What is there is moved aside first, and removed; where the place is not taken,
+    it is put back. Raises OSError."""
+    displaced = final.with_name(stage_name(f"old-{final.name}"))
+    if final.exists():
+        os.rename(final, displaced)
+    try:
+        os.rename(staged, final)
+    except OSError:
+        with suppress(OSError):
+            os.rename(displaced, final)
+        raise
+    if durable:
+        fsync_path(final.parent)
+    shutil.rmtree(displaced, ignore_errors=True)
 
 
 def _sealed(value: dict[str, Any]) -> str:
@@ -248,18 +254,27 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """A committed directory's manifest. Raises StorageError where it is missing, or not as it was written."""
     path = directory / MANIFEST
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise StorageError("the manifest is missing: the directory was never committed", where=str(path)) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str, where: str) -> dict[str, Any]:
+    """A manifest by its text. Raises StorageError where that is not as it was written."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"the manifest cannot be read: {error}", where=where) from error
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
-        raise StorageError("the manifest is not one of rankzero's", where=str(path))
+        raise StorageError("the manifest is not one of rankzero's", where=where)
     seal = value.pop(SEAL, None)
     if value.get("format") != FIRST_FORMAT and (value.get("format") != FORMAT or seal != _digest(value)):
-        raise StorageError("the manifest changed since it was saved, or is of a newer rankzero", where=str(path))
+        raise StorageError("the manifest changed since it was saved, or is of a newer rankzero", where=where)
     if not all(_is_entry(name, entry) for name, entry in value["files"].items()):
-        raise StorageError("the manifest is not one of rankzero's", where=str(path))
+        raise StorageError("the manifest is not one of rankzero's", where=where)
     return value
 
 

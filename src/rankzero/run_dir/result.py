@@ -264,6 +264,11 @@ def _listed(runs: list[str]) -> str:
     return ", ".join(runs[:_SHOWN]) + (" …" if len(runs) > _SHOWN else "")
 
 
+def is_weights(name: str) -> bool:
+    """Whether a file of a result holds weights, by its name. Others are edited by people."""
+    return name.endswith(".safetensors")
+
+
 def verify_result(directory: Path) -> tuple[str, ...]:
     """Check the files of a result, or of the checkpoint that `directory` lies in, against the manifest that they were
     committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
@@ -282,7 +287,7 @@ def verify_result(directory: Path) -> tuple[str, ...]:
     files = {name: entry for name, entry in manifest["files"].items() if name.startswith(inside)}
     found = faults(root, {"files": files})
     for name, fault in found.items():
-        if name.endswith(".safetensors") or not (root / name).is_file():
+        if is_weights(name) or not (root / name).is_file():
             again = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
             raise _with_hint(fault, again)
     return tuple(found)

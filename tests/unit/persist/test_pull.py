@@ -35,7 +35,7 @@ def spec_text(**changes: object) -> str:
 def committed(directory: Path, text: str, **about: str) -> None:
     staged = directory.parent / "staged"
     (staged / "model").mkdir(parents=True)
-    (staged / "model" / "weights").write_text(text * 700)
+    (staged / "model" / "model.safetensors").write_text(text * 700)
     (staged / "card").write_text("a card")
     commit_directory(staged, directory, about)
 
@@ -74,7 +74,7 @@ def test_all_but_checkpoints_and_a_second_time_nothing(source: Source, there: Ru
     done = pull(source, here.root, print)
     verify_directory(here.final)
     names = {path.relative_to(here.root).as_posix() for path in here.root.rglob("*") if path.is_file()}
-    final = {"final/manifest.json", "final/card", "final/model/weights"}
+    final = {"final/manifest.json", "final/card", "final/model/model.safetensors"}
     assert names == {"run.yaml", "metrics.jsonl", "report.json", "logs/rank-0.log", *final}
     assert here.log(0).read_bytes() == there.log(0).read_bytes()
     assert (done.result, done.fetched, done.kept) == (True, 6, 0)
@@ -109,7 +109,7 @@ class Broken:
         self.asked: list[int] = []
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        if not name.endswith("weights"):
+        if not name.endswith(".safetensors"):
             return self._source.read(name, offset, length)
         self.asked.append(offset)
         if offset < self._offset:
@@ -149,7 +149,7 @@ def test_a_newer_result_replaces_the_one_that_is_here(source: Source, there: Run
     shutil.rmtree(there.final)
     committed(there.final, "newer")
     done = pull(source, here.root, print)
-    assert (here.final / "model/weights").read_text().startswith("newer")
+    assert (here.final / "model/model.safetensors").read_text().startswith("newer")
     assert done.fetched == 1 and done.kept == 5, "its card is the same file"
     verify_directory(here.final)
 
@@ -198,7 +198,7 @@ def test_a_result_of_other_places_stays_where_content_does_not_tell(
     here = of_here(tmp_path, spec_text(**changes), **knows)
     with pytest.raises(ConfigError, match=r"another run(.|\n)* there, .* here"):
         pull(source, here.root, print)
-    assert (here.final / "model/weights").read_text().startswith("mine")
+    assert (here.final / "model/model.safetensors").read_text().startswith("mine")
     assert here.spec.read_text() == spec_text(**changes)
 
 
@@ -213,7 +213,7 @@ def test_content_tells_a_result_of_another_run_at_the_same_places(
     with pytest.raises(ConfigError, match="another run") as raised:
         pull(source, here.root, print)
     assert [problem.where for problem in raised.value.problems[1:]] == [changed]
-    assert (here.final / "model/weights").read_text().startswith("mine")
+    assert (here.final / "model/model.safetensors").read_text().startswith("mine")
 
 
 def test_a_run_is_known_at_other_places_by_content_and_with_other_data_by_its_first_step(
@@ -233,7 +233,7 @@ def test_a_run_is_known_at_other_places_by_content_and_with_other_data_by_its_fi
     here.metrics.write_text(first)
     there.metrics.write_text(f'{first}{{"step": 2, "time": 6.5}}\n')
     pull(source, here.root, print)
-    assert (here.final / "model/weights").read_text().startswith("theirs")
+    assert (here.final / "model/model.safetensors").read_text().startswith("theirs")
 
 
 @pytest.mark.parametrize("by", ["checkpoint", "report"])
@@ -252,7 +252,7 @@ def test_a_run_that_is_further_here_stays_as_it_is(source: Source, tmp_path: Pat
     for checkpoints in ("none", "last"):
         with pytest.raises(ConfigError, match="step 15 here, and only at step 10 there"):
             pull(source, here.root, print, checkpoints=checkpoints)  # type: ignore[arg-type]
-    assert (here.final / "model/weights").read_text().startswith("newer")
+    assert (here.final / "model/model.safetensors").read_text().startswith("newer")
     assert here.metrics.read_text() == '{"step": 15}\n'
     assert here.read_link("last") == (15 if by == "checkpoint" else 10)
 

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 
-import rankzero.persist.run_store
+import rankzero.persist.stored_copy
 from rankzero.engine.checkpoint import prune_checkpoints
 from rankzero.errors import ConfigError, StorageError
 from rankzero.launch.node.mirror import mirrored, settled_there
@@ -191,7 +191,7 @@ def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeyp
     with mirrored(spec, settings, 0, lambda _text: None, never):
         pass
     shutil.rmtree(run.root)
-    whole = rankzero.persist.run_store.fetch
+    whole = rankzero.persist.stored_copy.fetch
 
     def cut(file_system: Any, remote: str, local: Path) -> None:
         if remote.endswith("weights"):
@@ -199,7 +199,7 @@ def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeyp
         whole(file_system, remote, local)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rankzero.persist.run_store, "fetch", cut)
+        patch.setattr(rankzero.persist.stored_copy, "fetch", cut)
         with pytest.raises(StorageError, match="cut off"), mirrored(spec, settings, 0, lambda _text: None, never):
             pytest.fail("trained without its checkpoint")
     assert run.committed_steps() == []
@@ -227,7 +227,7 @@ def test_a_store_that_is_down_keeps_only_a_run_without_checkpoints_from_starting
     run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_of(run, url)
-    monkeypatch.setattr(store, "_store", Broken())
+    monkeypatch.setattr(store._copy, "_store", Broken())
     said: list[str] = []
     with pytest.raises(StorageError, match="nothing was started"):
         copying.bring_back(run, store, said.append)
@@ -342,7 +342,7 @@ def test_the_result_of_another_run_is_not_written_over(run: RunDir, url: str, tm
         with pytest.raises(StorageError, match="the training data .* not the same"):
             store.upload()
     assert set(file_system.find(root)) == names
-    assert file_system.cat_file(f"{root}/final/weights") == b"theirs"
+    assert file_system.cat_file(f"{root}/final/model.safetensors") == b"theirs"
 
 
 def test_a_runs_own_result_is_replaced_by_its_next_one(run: RunDir, url: str) -> None:
@@ -358,7 +358,7 @@ def test_a_runs_own_result_is_replaced_by_its_next_one(run: RunDir, url: str) ->
     result(run, "second", data="d")
     store.upload()
     file_system, root = fsspec.core.url_to_fs(url)
-    assert file_system.cat_file(f"{root}/final/weights") == b"second"
+    assert file_system.cat_file(f"{root}/final/model.safetensors") == b"second"
 
 
 @pytest.mark.parametrize("data", ["/mnt/t", "o/other"])
@@ -513,7 +513,7 @@ def test_a_store_that_was_down_is_looked_at_before_anything_goes_there(
     checkpoint(run, 15)
     store, said = store_of(run, url), []
     with monkeypatch.context() as down:
-        down.setattr(store, "_store", Broken())
+        down.setattr(store._copy, "_store", Broken())
         copying.bring_back(run, store, said.append)
     with copying.copied([store], said.append) as failures:
         pass

@@ -1,0 +1,146 @@
+"""What is brought back from the copy of a run: nothing older than what is here, and each directory whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import StorageError
+from rankzero.persist import copying
+from rankzero.persist.pulling import pull
+from rankzero.persist.sources import ObjectSource
+from rankzero.persist.stored_copy import StoredCopy
+from rankzero.run_dir.atomic import stage_name, verify_directory
+from rankzero.run_dir.paths import RunDir
+from tests.support.stored_runs import checkpoint, result, spec_of, store_of
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "r"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """At its end, of ten steps."""
+    run = RunDir(tmp_path / "here" / "r")
+    run.root.mkdir(parents=True)
+    run.metrics.write_text("of ten")
+    run.spec.write_text(json.dumps(spec_of(run).model_dump(mode="json")))
+    checkpoint(run, 10)
+    end(run, "of ten", 10)
+    return run
+
+
+def end(run: RunDir, text: str, steps: int) -> None:
+    shutil.rmtree(run.final, ignore_errors=True)
+    result(run, text)
+    run.report.write_text(json.dumps({"steps": steps}))
+
+
+def test_what_tells_of_more_steps_here_stays(run: RunDir, place: Path) -> None:
+    """A copy that lags behind, and a directory whose checkpoints somebody has removed."""
+    store_of(run, place.as_uri()).upload()
+    run.metrics.write_text("of twenty")
+    end(run, "of twenty", 20)
+    shutil.rmtree(run.checkpoints)
+    (place / "logs").mkdir()
+    (place / "logs" / "rank-0.log").write_text("only there")
+    said: list[str] = []
+    copying.bring_back(run, store_of(run, place.as_uri()), said.append)
+    assert run.committed_steps() == [10] and "step 10 brought back" in said[-1]
+    assert run.metrics.read_text() == "of twenty" and json.loads(run.report.read_text()) == {"steps": 20}
+    assert (run.final / WEIGHTS).read_text() == "of twenty"
+    assert run.log(0).read_text() == "only there"
+
+
+def test_a_result_comes_as_it_is_there(run: RunDir, place: Path, tmp_path: Path) -> None:
+    (run.final / "own").write_text("added by somebody")
+    (run.final / "config").write_text("edited")
+    store_of(run, place.as_uri()).upload()
+    back = RunDir(tmp_path / "back" / "r")
+    store_of(back, place.as_uri()).restore(print)
+    here = {path.name: path.read_text() for path in back.final.iterdir()}
+    assert here == {path.name: path.read_text() for path in run.final.iterdir()}
+
+
+def test_a_result_that_is_here_is_not_fetched(
+    run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_of(run, place.as_uri()).upload()
+    shutil.rmtree(run.checkpoints)
+    run.report.write_text(json.dumps({"steps": 10}))
+    asked: list[str] = []
+    fetch = StoredCopy.fetch
+    monkeypatch.setattr(StoredCopy, "fetch", lambda copy, name, local: (asked.append(name), fetch(copy, name, local)))
+    store_of(run, place.as_uri()).restore(print)
+    assert run.committed_steps() == [10] and not [name for name in asked if name.startswith("final/")]
+
+
+@pytest.mark.parametrize("how", ["its weights are others", "its manifest is missing", "a file is missing"])
+def test_a_result_that_is_not_whole_there_is_not_brought_and_keeps_no_checkpoint_away(
+    run: RunDir, place: Path, tmp_path: Path, how: str
+) -> None:
+    store_of(run, place.as_uri()).upload()
+    if how == "its weights are others":
+        (place / "final" / WEIGHTS).write_text("of tex")
+    else:
+        (place / "final" / ("manifest.json" if how == "its manifest is missing" else "config")).unlink()
+    back, said = RunDir(tmp_path / "back" / "r"), []
+    assert store_of(back, place.as_uri()).restore(said.append) == 10
+    assert not back.final.exists() and not list(back.root.glob(".tmp-*"))
+    assert len(said) == (how != "its manifest is missing")
+    assert all("the result in" in line and "damaged" in line for line in said)
+
+
+def test_what_a_restore_that_was_killed_has_left_is_put_right(run: RunDir, place: Path, tmp_path: Path) -> None:
+    store_of(run, place.as_uri()).upload()
+    back = RunDir(tmp_path / "back" / "r")
+    back.checkpoints.mkdir(parents=True)
+    for left in (back.root / stage_name("final"), back.checkpoints / stage_name("step-10")):
+        left.mkdir()
+        (left / "half").write_text("of a process that was killed")
+    result(back, "was being replaced")
+    back.final.rename(back.root / stage_name("old-final"))
+    (place / "final" / "manifest.json").unlink()
+    copying.bring_back(back, store_of(back, place.as_uri()), print)
+    assert (back.final / WEIGHTS).read_text() == "was being replaced"
+    assert not list(back.root.rglob(".tmp-*"))
+    verify_directory(back.checkpoint(10))
+
+
+def test_a_checkpoint_that_is_cut_off_there_is_seen_before_it_is_fetched(
+    run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(run, 15)
+    store_of(run, place.as_uri()).upload()
+    (place / "checkpoints/step-15/adapter/weights").write_text("")
+    asked: list[str] = []
+    fetch = StoredCopy.fetch
+    monkeypatch.setattr(StoredCopy, "fetch", lambda copy, name, local: (asked.append(name), fetch(copy, name, local)))
+    said: list[str] = []
+    assert store_of(RunDir(tmp_path / "back" / "r"), place.as_uri()).restore(said.append) == 10
+    assert "step-15" in said[0] and not [name for name in asked if "step-15" in name]
+
+
+def test_a_result_that_people_have_edited_can_be_pulled(run: RunDir, place: Path, tmp_path: Path) -> None:
+    (run.final / "config").write_text("edited, and longer than it was")
+    store_of(run, place.as_uri()).upload()
+    said: list[str] = []
+    here = RunDir(tmp_path / "pulled")
+    pull(ObjectSource(place.as_uri()), here.root, said.append)
+    assert (here.final / "config").read_text() == "edited, and longer than it was"
+    assert [line for line in said if "final/config was changed since the run wrote it" in line]
+    (place / "final" / WEIGHTS).write_text("of tex")
+    with pytest.raises(StorageError, match="sha256 differs"):
+        pull(ObjectSource(place.as_uri()), tmp_path / "another", print)
