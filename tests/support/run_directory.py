@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,19 @@ def run_directory(
     run_dir.log(0).parent.mkdir()
     run_dir.log(0).write_text("10:00:00 [STEP] train\n10:00:01 WARNING [DATA] 3 rows are odd\n", encoding="utf-8")
     run_dir.log(1).write_text("10:00:02 WARNING [DATA] 3 rows are odd\n", encoding="utf-8")
+    if ended is None:
+        leave_lease(root)
     if ended == "finished":
         _checkpoint(run_dir.final, 40)
         done = {"steps": steps, "final_step": 40, "eval_loss": 1.5, "tokens_per_second": 5000.0, "total_tokens": 60_000}
         run_dir.report.write_text(json.dumps({**done, "nonfinite_steps": 2, "peak_memory_bytes": 60 * 2**30}))
     return root
+
+
+def leave_lease(root: Path) -> None:
+    """That of a process of this host that is gone without having given the directory back."""
+    gone = {"token": 1, "beat": 3, "pid": 2**22 + 1, "process": "gone", "host": socket.gethostname()}
+    (root / "lease.json").write_text(json.dumps(gone))
 
 
 def metrics(run_dir: RunDir, steps: int) -> None:

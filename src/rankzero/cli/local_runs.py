@@ -94,7 +94,9 @@ def verdict(run: RunView) -> str:
         case "Killed":
             return f"its process is gone and said nothing; {again} {saved}"
         case "Unknown":
-            return "a process of another host or container has this directory, or it is a copy of one that is trained"
+            return (
+                "a process of another host or container has this directory, or it is a copy of one that had not ended"
+            )
 
 
 def _what_next(run: RunView) -> tuple[str, ...]:

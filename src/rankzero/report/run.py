@@ -204,7 +204,7 @@ def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: boo
         return State("killed", f"its last start ended without a word; {again}")
     if view.phase == "Stopped":
         return State("stopped", again)
-    return State("unknown", "it belongs to another host or container, or is a copy of one that is trained")
+    return State("unknown", "it belongs to another host or container, or is a copy of one that had not ended")
 
 
 def _checkpoints(run_dir: RunDir) -> list[Checkpoint]:

@@ -17,7 +17,7 @@ from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
 """Interrupted: by a second Ctrl-C, without saving. Killed: its process is gone and has said nothing. Unknown: a process
-of another host, or of a container, has the directory, or it is a copy of one that a process has."""
+of another host, or of a container, has the directory, or it is a copy of one that a process has or had."""
 
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
@@ -153,7 +153,7 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
         return "Succeeded" if report is not None else "Stopped"
     ended = starts[-1].ended
     if ended is None:
-        return "Unknown" if Lease(root).is_held(lease) else "Killed"
+        return "Killed" if lease and not Lease(root).is_held(lease) else "Unknown"  # whoever trains here leaves a lease
     phases: dict[str, Phase] = {
         "finished": "Succeeded",
         "stopped": "Stopped",

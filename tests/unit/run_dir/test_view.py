@@ -17,6 +17,7 @@ from rankzero.run_dir.handover import write_error
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.view import curve, rows_from_end, view_run
 from tests.support.forked import Ordeal, suffer
+from tests.support.run_directory import leave_lease
 from tests.support.runs import run_here, run_root, small_spec
 from tests.support.work import calls
 
@@ -81,7 +82,17 @@ def test_a_process_that_has_the_directory_runs(tmp_path: Path) -> None:
 
 def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
     start(tmp_path / "run", step=4)
+    leave_lease(tmp_path / "run")
     assert view_run(tmp_path / "run").phase == "Killed"
+    (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1}))
+    assert view_run(tmp_path / "run").phase == "Killed", "looked for in the store since"
+
+
+def test_a_copy_of_one_that_has_not_ended_may_run(tmp_path: Path) -> None:
+    """As `pull` brings it, without the lease."""
+    start(tmp_path / "run", step=4)
+    seen = view_run(tmp_path / "run")
+    assert seen.phase == "Unknown" and not seen.is_over
 
 
 BESIDE = {"pid": "pid:[1]", "net": os.readlink("/proc/self/ns/net")}
