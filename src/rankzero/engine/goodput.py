@@ -137,11 +137,12 @@ class Ledger:
         finally:
             self._end(run_dir, ended, at_end)
 
-    def continues_from(self, step: int, total_steps: int) -> None:
-        """The start begins with the step after this one, and is to end with that one."""
+    def continues_from(self, step: int, total_steps: int, compared_from: int) -> None:
+        """The start begins with the step after this one, and is to end with that one. `compared_from` as in `Start`."""
         if self._line is not None:
-            self._line.start.from_step = self._line.start.step = step
-            self._line.start.total_steps = total_steps
+            start = self._line.start
+            start.from_step = start.step = step
+            start.total_steps, start.compared_from = total_steps, compared_from
 
     def _end(self, run_dir: RunDir, ended: Ending, at_end: Callable[[], None]) -> None:
         if self._line is not None:

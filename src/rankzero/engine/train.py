@@ -65,7 +65,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     clock, speed = Clock(position), Speed()
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
-    run.ledger.continues_from(position.step, schedule.total_steps)
+    run.ledger.continues_from(position.step, schedule.total_steps, position.compared_from)
     run.ledger.loop_at(position.step)
     session.train.begin(position.stream)
     with closing(session.train), run.console.progress("step", schedule.total_steps, position.step) as advance:

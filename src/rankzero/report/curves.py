@@ -152,10 +152,10 @@ def _chart(title: str, key: str, drawn: Sequence[_Drawn], starts: Sequence[int])
     lines: list[Line] = []
     for one, average in zip(drawn, averages, strict=True):
         every = pieces(one.series)
-        if average is not None:
+        if average:
             lines.append(Line(one.label, one.colour, 0, _path(every, across, up), faint=True, dots=""))
         dots = _dots(every, across, up) if len(one.series) <= _MOST_DOTS else ""
-        through = every if average is None else [average]
+        through = average or every
         lines.append(Line(one.label, one.colour, one.dash, _path(through, across, up), faint=False, dots=dots))
     going_on = [step for step in starts if across.low < step < across.high]
     return Chart(
@@ -166,7 +166,7 @@ def _chart(title: str, key: str, drawn: Sequence[_Drawn], starts: Sequence[int])
         x_marks=_marks(across, upright=False),
         y_marks=_marks(up, upright=True),
         starts=tuple(Mark(round(100 * across.share(step), 2), f"continued after step {step:,}") for step in going_on),
-        averaged=_averaged(one.series for one, average in zip(drawn, averages, strict=True) if average is not None),
+        averaged=_averaged(one.series for one, average in zip(drawn, averages, strict=True) if average),
         spans=tuple(_span(one.label, points, write) for one, points in zip(drawn, finite, strict=True)),
         rows=_rows(drawn, write),
     )

@@ -20,6 +20,7 @@ from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.goodput import Goodput, Start, read_starts
 from rankzero.run_dir.paths import LINKS, RunDir
 from rankzero.run_dir.view import RunView, up_to_now, view_run
+from rankzero.spec.tasks import MEASURES
 from rankzero.wording import counted, duration
 
 _LONGEST_TEXT = 200_000
@@ -124,13 +125,19 @@ class RunPage:
     @property
     def compared_from(self) -> int:
         """Evaluations of earlier steps are compared with none: they were of other data, tokens or weights."""
-        return int(number(self.report, "compared_from") or 0)
+        return _compared_from(self.report, self.starts)
 
     @property
     def step(self) -> int:
         """Steps that are done, as far as the directory says."""
         logged = max((series.steps[-1] for series in self.metrics.values()), default=0)
         return max(logged, *(start.step for start in self.starts), 0)
+
+
+def _compared_from(report: Mapping[str, Any], starts: Sequence[Start]) -> int:
+    """By the report of a run that has ended, or by its last start."""
+    told = number(report, "compared_from")
+    return int(told) if told is not None else starts[-1].compared_from if starts else 0
 
 
 def read_run(root: Path, now: float) -> RunPage:
@@ -142,6 +149,8 @@ def read_run(root: Path, now: float) -> RunPage:
     spec = reader.yaml(run_dir.spec)
     starts = _starts(run_dir, reader)
     metrics = read_series(reader.lines(run_dir.metrics))
+    for name in metrics.keys() & set(MEASURES):
+        metrics[name].apart = _compared_from(report, starts)
     checkpoints = _checkpoints(run_dir)
     evaluation = reader.object(run_dir.evaluation)
     samples = _samples(reader, run_dir)

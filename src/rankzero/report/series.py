@@ -23,6 +23,8 @@ class Series:
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
+    apart: int = 0
+    """Values of earlier steps are of something else: no line joins them with those from here on."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -63,24 +65,40 @@ Piece = list[tuple[float, float]]
 
 
 def pieces(series: Series) -> list[Piece]:
-    """The line, in two where a value was not finite; at most two points for each of COLUMNS columns."""
-    if len(series) <= 2 * COLUMNS:
-        return _split(zip(series.steps, series.values, strict=True))
-    columns = _columns(series, COLUMNS)
-    return _split(point for column in columns for point in _extremes(column))
+    """The line, in two where a value was not finite or others begin; at most two points for each of COLUMNS columns."""
+    found: list[Piece] = []
+    for part in _parts(series):
+        if len(series) <= 2 * COLUMNS:
+            found += _split(zip(part.steps, part.values, strict=True))
+        else:
+            found += _split(point for column in _columns(part, COLUMNS) for point in _extremes(column))
+    return found
 
 
-def means(series: Series) -> Piece | None:
-    """The mean of each of MEANS columns, at its middle; None where there are too few points for one."""
+def means(series: Series) -> list[Piece]:
+    """The mean of each of MEANS columns, at its middle; [] where there are too few points for one."""
     if len(series) <= 2 * MEANS:
-        return None
-    found = []
-    for column in _columns(series, MEANS):
-        finite = [(step, value) for step, value in column if math.isfinite(value)]
-        if finite:
-            steps, values = zip(*finite, strict=True)
-            found.append((math.fsum(steps) / len(steps), math.fsum(values) / len(values)))
-    return found or None
+        return []
+    found: list[Piece] = []
+    for part in _parts(series):
+        points: Piece = []
+        for column in _columns(part, MEANS):
+            finite = [(step, value) for step, value in column if math.isfinite(value)]
+            if finite:
+                steps, values = zip(*finite, strict=True)
+                points.append((math.fsum(steps) / len(steps), math.fsum(values) / len(values)))
+        found += [points] if points else []
+    return found
+
+
+def _parts(series: Series) -> list[Series]:
+    """Before others begin, and from there on."""
+    both = Series(), Series()
+    for step, value in zip(series.steps, series.values, strict=True):
+        part = both[step >= series.apart]
+        part.steps.append(step)
+        part.values.append(value)
+    return [part for part in both if part]
 
 
 def _columns(series: Series, count: int) -> list[list[tuple[int, float]]]:

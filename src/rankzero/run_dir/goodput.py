@@ -69,6 +69,8 @@ class Start:
     """When the start before this one last showed a sign of life besides its line."""
     world_size: int = 0
     """How many processes it had; 0 where that was not noted."""
+    compared_from: int = 0
+    """Evaluations of earlier steps are compared with none: they were of other data, tokens or weights."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -157,6 +159,7 @@ def _start(line: str) -> Start | None:
             ended=value["ended"],
             alive_before=None if alive is None else float(alive),
             world_size=int(value.get("world_size", 0)),
+            compared_from=int(value.get("compared_from", 0)),
             seconds=seconds,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -186,7 +189,8 @@ class StartLine:
         text = (
             f'{{"begun": {start.begun:.3f}, "updated": {start.updated:.3f}, "from_step": {start.from_step}, '
             f'"step": {start.step}, "total_steps": {start.total_steps}, "ended": {ended}, '
-            f'"alive_before": {alive}, "world_size": {start.world_size}, "seconds": {{{spent}}}}}'
+            f'"alive_before": {alive}, "world_size": {start.world_size}, '
+            f'"compared_from": {start.compared_from}, "seconds": {{{spent}}}}}'
         )
         os.pwrite(self._file, text.ljust(LINE_BYTES - 1).encode() + b"\n", self._at)
 

@@ -37,6 +37,8 @@ from rankzero.track.spool import EVERY, KINDS, Sent, Spool, last_end, path_of, s
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import printable
 
+LOCK = ".lock"
+"""In tracking/: who sends has it."""
 POLL_SECONDS = 2.0
 FLUSH_SECONDS = 20.0
 RETRY_SECONDS = (4.0, 60.0)
@@ -162,9 +164,11 @@ class Delivery:
 
 
 def _identity(run_dir: RunDir) -> str:
-    """Raises OSError."""
-    about = run_dir.root.stat()
-    return f"{socket.gethostname()}:{about.st_dev}:{about.st_ino}"
+    """Of a directory by its machine, its file system, and when its first sender locked it: one that is made again may
+    have the number of the one before. Raises OSError."""
+    about, lock = run_dir.root.stat(), run_dir.tracking / LOCK
+    locked = lock.stat().st_mtime_ns if lock.is_file() else 0
+    return f"{socket.gethostname()}:{about.st_dev}:{about.st_ino}:{locked}"
 
 
 def without(rows: list[Row], known: set[tuple[int, str]]) -> list[Row]:
@@ -179,7 +183,7 @@ def without(rows: list[Row], known: set[tuple[int, str]]) -> list[Row]:
 @contextmanager
 def only_sender(run_dir: RunDir) -> Iterator[bool]:
     """Whether no other process sends this run's numbers, and none begins to within the block. Raises StorageError."""
-    path = run_dir.tracking / ".lock"
+    path = run_dir.tracking / LOCK
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:

@@ -13,6 +13,8 @@ from rankzero.errors import DataError
 from rankzero.report import tables
 from rankzero.report.page import run_page
 from rankzero.report.run import read_run
+from rankzero.report.series import pieces
+from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.handover import write_error
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
@@ -63,6 +65,19 @@ def test_evaluations_that_are_not_compared_stand_beside_none(tmp_path: Path) -> 
         assert dict(tables.facts(page))["Eval loss"] == span
         assert f"eval loss {span}" in tables.summary(page) and "loss 1," in tables.summary(page)
         assert {row[1]: row[2] for row in tables.saved(page)}["40"] == saved
+
+
+def test_a_run_under_way_says_what_is_compared_as_well(tmp_path: Path) -> None:
+    run = RunDir(run_directory(tmp_path / "r", ended=None))
+    rows = [{"step": step, "eval_loss": loss} for step, loss in ((20, 3.9), (40, 0.9), (60, 0.8))]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    last = Start(begun=BEGUN + 300, updated=BEGUN + 301, from_step=20, step=60, compared_from=21)
+    line = StartLine(run.starts, last)
+    line.write({})
+    line.close()
+    page = read_run(run.root, BEGUN)
+    assert not run.report.exists() and dict(tables.facts(page))["Eval loss"] == "0.9 → 0.8"
+    assert [[step for step, _ in piece] for piece in pieces(page.metrics["eval_loss"])] == [[20], [40, 60]]
 
 
 def test_each_starts_devices_are_counted(tmp_path: Path) -> None:

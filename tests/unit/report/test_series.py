@@ -51,8 +51,8 @@ def test_a_long_run_is_thinned_to_what_can_be_seen() -> None:
     (line,) = pieces(series(values))
     assert len(line) <= 2 * COLUMNS and line == sorted(line)
     assert {(77_778, 50.0), (55_556, -50.0)} <= set(line)
-    average = means(series(values))
-    assert average is not None and len(average) == MEANS
+    (average,) = means(series(values))
+    assert len(average) == MEANS
     assert math.fsum(value for _, value in average) / MEANS == pytest.approx(math.fsum(values) / len(values), rel=1e-3)
 
 
@@ -61,6 +61,15 @@ def test_thinning_keeps_the_extremes(values: list[float]) -> None:
     finite = [value for value in values if math.isfinite(value)]
     drawn = [value for piece in pieces(series(values)) for _, value in piece]
     assert (min(drawn), max(drawn)) == (min(finite), max(finite)) if finite else drawn == []
+
+
+@pytest.mark.parametrize("points", [6, 2 * MEANS + 2, 3 * COLUMNS])
+def test_no_line_joins_what_is_not_compared(points: int) -> None:
+    rare = series([9.0] * (points // 2) + [1.0] * (points // 2))
+    rare.apart = points // 2 + 1
+    for lines in (pieces(rare), means(rare)):
+        assert [{value for _, value in line} for line in lines] == [{9.0}, {1.0}] or (lines == [] and points == 6)
+    assert len(pieces(rare)) == 2
 
 
 @given(st.floats(-1e12, 1e12), st.floats(0, 1e12))

@@ -223,6 +223,25 @@ def test_a_run_that_was_brought_back_sends_no_step_twice(tmp_path: Path) -> None
     assert server.points == Counter({("metrics", step, "loss"): 1 for step in range(1, 41)})
 
 
+def test_a_directory_that_was_made_again_at_its_place_sends_no_step_twice(tmp_path: Path) -> None:
+    """The file system may give the new one the number of the old one, which stays the same here."""
+    run, copy, server = RunDir(tmp_path / "r"), tmp_path / "copy", Asked()
+    write(run, 1, 10)
+    with only_sender(run):
+        delivery(server, run).round()
+        shutil.copytree(run.root, copy)
+        write(run, 11, 25)
+        delivery(server, run).round()
+        assert not server.asked, "it is where it was"
+    for path in run.root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(copy, run.root, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    write(run, 11, 30)
+    with only_sender(run):
+        delivery(server, run).round()
+    assert server.points == Counter({("metrics", step, "loss"): 1 for step in range(1, 31)})
+
+
 class Asked(MemoryServer):
     """Remembers which steps it was asked for."""
 
