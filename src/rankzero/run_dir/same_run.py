@@ -8,11 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from rankzero.errors import ConfigError, Problem
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import is_same_setting, newest_manifest
+from rankzero.run_dir.setting import is_of_setting, newest_manifest, spec_of_manifest
 from rankzero.spec.diff import (
     IDENTITIES,
     LENGTH,
@@ -26,6 +24,7 @@ from rankzero.spec.diff import (
 )
 from rankzero.spec.run_spec import RunSpec
 
+_UNREADABLE = "it was made by a version of rankzero whose specs this one does not read"
 _MADE_OF = ("model", "tokenizer", "data")
 """Of the identities, those that a result is made of."""
 
@@ -58,11 +57,10 @@ def others_run(
     result; [] where it is this run's, or may be by the names of its files alone. `here`: the manifest of the newest
     checkpoint of this run here, which knows more of it than its spec. What only one of them knows by its content is
     compared by its place."""
-    try:
-        problems, _ = spec_changes(there, spec, allowed)
-        before = RunSpec.model_validate(there["spec"])
-    except ValidationError:
-        return [Problem("it was made by a version of rankzero whose specs this one does not read")]
+    problems, _ = spec_changes(there, spec, allowed)
+    before = spec_of_manifest(there)
+    if before is None:
+        return problems
     for name, words in IDENTITIES.items():
         if name in allowed or spec.resume == "continue":
             continue
@@ -102,8 +100,11 @@ def spec_changes(
 ) -> tuple[list[Problem], Differences]:
     """What of the spec that a checkpoint was made by must not have changed, and what has and may. `same`: identities
     that are known to be the same, of whose places nothing needs to be said."""
+    before = spec_of_manifest(manifest)
+    if before is None:
+        return [Problem(_UNREADABLE, "spec")], Differences()
     problems, notices, accepted = [], [], []
-    for change in compare(RunSpec.model_validate(manifest["spec"]), spec):
+    for change in compare(before, spec):
         if identity_at(change.field) in same:
             continue
         words = f"{json.dumps(change.old)} in the checkpoint, {json.dumps(change.new)} now"
@@ -130,7 +131,7 @@ def with_way_out(
     else:
         what = f"this {holder} holds checkpoints of another run"
         way_out = ", or its copy another URL" if isinstance(place, str) else ""
-        if not isinstance(place, str) and not is_same_setting(RunSpec.model_validate(manifest["spec"]), spec):
+        if not isinstance(place, str) and not is_of_setting(manifest, spec):
             way_out = " (resume=new does that by itself)"  # by settings alone, whatever content they name
         hint = (
             f"give this run another name, such as name={name_beside(spec)}{way_out}; or undo "

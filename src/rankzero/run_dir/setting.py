@@ -88,10 +88,21 @@ def _beside(spec: RunSpec, name: str) -> RunSpec:
 
 def _is_of(manifest: Mapping[str, Any], spec: RunSpec, is_same: Callable[[RunSpec, RunSpec], bool]) -> bool:
     """Whether a checkpoint is of this setting."""
+    before = spec_of_manifest(manifest)
+    return before is not None and is_same(before, spec)  # what cannot be read is another setting, whatever it is
+
+
+def is_of_setting(manifest: Mapping[str, Any], spec: RunSpec) -> bool:
+    """Whether a checkpoint is of this setting, whatever has moved since."""
+    return _is_of(manifest, spec, is_same_setting)
+
+
+def spec_of_manifest(manifest: Mapping[str, Any]) -> RunSpec | None:
+    """What a checkpoint or a result was made by; None where that is nothing that this version reads."""
     try:
-        return is_same(RunSpec.model_validate(manifest["spec"]), spec)
-    except ValidationError:  # of a version whose specs this one does not read: another setting, whatever it is
-        return False
+        return RunSpec.model_validate(manifest.get("spec"))
+    except ValidationError:
+        return None
 
 
 def _is_the_same(old: RunSpec, new: RunSpec) -> bool:
