@@ -97,16 +97,21 @@ def test_it_really_runs(tmp_path: Path, tiny: Path, local_runner: None, cli: Any
     assert [entry for entry in (cache / "tokenized").iterdir() if entry.is_dir()] == [directory]
 
 
-def test_bad_data_fails_the_first_step(tmp_path: Path, tiny: Path, local_runner: None) -> None:
+def test_bad_data_fails_the_step_after_the_one_that_has_its_report(
+    tmp_path: Path, tiny: Path, local_runner: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Kubeflow keeps what a step has written where it succeeded."""
     from rankzero.pipelines.data_prep import data_prep_pipeline
 
     path = tmp_path / "train.jsonl"
     path.write_text('{"messages": []}\n')
-    with pytest.raises(RuntimeError, match="check-data"):
+    with pytest.raises(RuntimeError, match="prepare-data"):
         data_prep_pipeline(hf_dataset=str(path), model=str(tiny), cache=str(tmp_path / "claim"))
     assert not (tmp_path / "claim").exists()
     (page,) = (tmp_path / "outputs").rglob("report")
     assert "`messages` is empty" in page.read_text(encoding="utf-8")
+    logged = "".join(capfd.readouterr())
+    assert f"{path}:1: `messages` is empty" in logged and "check-data has them in its report" in logged
 
 
 def test_messages_of_trees_are_counted_alike_by_both_steps(tmp_path: Path, tiny: Path) -> None:

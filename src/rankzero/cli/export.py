@@ -94,6 +94,7 @@ def export(
         raise UsageError(problems)
     base = base or BaseChoice.TRAINED
     from rankzero.cli.output import warn_of_changes
+    from rankzero.cli.undoing import undone_where_stopped
     from rankzero.run_dir.atomic import place_given_by
 
     if to is Form.HUB:
@@ -101,7 +102,7 @@ def export(
         seen = "public" if public else "private"
         typer.echo(json.dumps({"url": url, "private": not public}) if as_json else f"{url} ({seen})")
         return
-    with place_given_by("-o"):
+    with undone_where_stopped(), place_given_by("-o"):
         if to is Form.GGUF:
             done = export_gguf(
                 target,

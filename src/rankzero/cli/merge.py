@@ -41,9 +41,10 @@ def merge(
     """
     from rankzero.api.results import merge as merge_adapter
     from rankzero.cli.output import warn_of_changes
+    from rankzero.cli.undoing import undone_where_stopped
     from rankzero.run_dir.atomic import place_given_by
 
-    with place_given_by("-o"):
+    with undone_where_stopped(), place_given_by("-o"):
         done = merge_adapter(adapter, output, base_weights=base.value, model=model, tell=warn_of_changes)
     if as_json:
         typer.echo(json.dumps({"directory": str(done.directory), **done.to_json()}, indent=2))

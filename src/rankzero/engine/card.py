@@ -23,7 +23,7 @@ from rankzero.machine import cache_root
 from rankzero.run_dir.card import Card, DataFile, hub_id, licence_of, read_samples
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.data_paths import parse_data_path
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import Parts, RunSpec
 from rankzero.spec.tasks import MEASURES
 
 _MOST_HASHED = 20
@@ -32,10 +32,14 @@ _MOST_HASHED = 20
 _NOT_SERVED = ("use_dora", "modules_to_save", "target_parameters", "trainable_token_indices")
 
 
-def served_apart(adapter: Mapping[str, Any]) -> bool:
-    """Whether vLLM takes an adapter with this adapter_config.json. A spec does not say it: routers and projectors are
-    trained in full, and some layers as tensors."""
-    return not any(adapter.get(name) for name in _NOT_SERVED)
+_NOT_SERVED_PARTS = frozenset({"vision_tower", "projector"})
+"""vLLM puts adapters on the language model alone, and leaves others out without an error."""
+
+
+def served_apart(adapter: Mapping[str, Any], parts: Parts = "auto") -> bool:
+    """Whether vLLM takes an adapter with this adapter_config.json, trained on these parts. A spec alone does not say
+    it: routers are trained in full, and some layers as tensors."""
+    return not any(adapter.get(name) for name in _NOT_SERVED) and not _NOT_SERVED_PARTS & set(parts)
 
 
 def result_card(
@@ -54,7 +58,8 @@ def result_card(
         form="whole" if lora is None else "adapter",
         quantization=model.quantization if lora is not None else "none",
         rank=None if lora is None else lora.r,
-        served_apart=lora is not None and served_apart(adapter),
+        own_code=model.trust_remote_code,
+        served_apart=lora is not None and served_apart(adapter, spec.train.parts),
         labels=inputs.labels,
         is_chat=inputs.tokenizer.chat_template is not None,
         ends_of_text=len(surroundings(inputs.tokenizer.backend_tokenizer).after),

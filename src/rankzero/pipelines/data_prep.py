@@ -19,21 +19,26 @@ MODEL = "Qwen/Qwen3-30B-A3B"
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-def check_data(hf_dataset: str, split: str, report: dsl.Output[dsl.HTML]) -> int:
-    """Rows that were looked at; a bad one fails the step, with all of them in its log and in the report."""
+def check_data(hf_dataset: str, split: str, report: dsl.Output[dsl.HTML]) -> dict[str, int]:
+    """How many `rows` were looked at, and whether some are `bad`: all of them are in its log and in the report. The
+    next step fails by it, since of a step that failed there would be no report."""
     from rankzero.pipelines.steps import check
 
-    return int(check(hf_dataset, split, report.path)["rows_in"])
+    found = check(hf_dataset, split, report.path)
+    print(found["refused"] or f"{found['rows_in']} rows, none of them bad")
+    return {"rows": found["rows_in"], "bad": int(bool(found["refused"]))}
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-def prepare_data(hf_dataset: str, split: str, model: str, max_len: int, cache: str, checked_rows: int) -> str:
+def prepare_data(hf_dataset: str, split: str, model: str, max_len: int, cache: str, checked: dict[str, int]) -> str:
     """The directory of the tokenised rows, which training finds by itself."""
     from rankzero.pipelines.steps import prepare
 
+    if checked["bad"]:
+        raise RuntimeError("some rows cannot be trained on: check-data has them in its report and in its log")
     made = prepare(hf_dataset, split, model, max_len, cache)
-    if made["rows_in"] != checked_rows:
-        raise RuntimeError(f"{checked_rows} rows were checked, but {made['rows_in']} were read")
+    if made["rows_in"] != checked["rows"]:
+        raise RuntimeError(f"{checked['rows']:.0f} rows were checked, but {made['rows_in']} were read")
     return str(made["directory"])
 
 
@@ -58,7 +63,7 @@ def data_prep_pipeline(
         model=model,
         max_len=max_len,
         cache=cache,
-        checked_rows=checked.outputs["Output"],
+        checked=checked.outputs["Output"],
     )
     for task in (checked, prepared):
         task.set_env_variable("RANKZERO_CACHE", f"{CACHE}/rankzero")

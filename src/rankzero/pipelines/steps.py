@@ -31,11 +31,12 @@ def data_path(dataset: str, split: str) -> str:
 
 def check(dataset: str, split: str, page: str) -> dict[str, Any]:
     """Look at every row, and write what was found as a page. Returns the counts, with `rows_in` as preparing counts
-    them; raises DataError with every problem."""
+    them, and `refused`: in words, every problem that keeps rows from being trained on; "" where there is none. That is
+    for the next step to raise: Kubeflow keeps no page of a step that failed."""
     report = check_rows([SourceSpec(path=data_path(dataset, split))])
     write_text(Path(page), report_html(report, title=f"Data check: {dataset}"))
-    report.raise_if_bad()
-    return {**report.as_json(), "rows_in": report.counts.rows - report.counts.merged}
+    refused = "" if report.ok else str(report.error())
+    return {**report.as_json(), "rows_in": report.counts.rows - report.counts.merged, "refused": refused}
 
 
 def prepare(dataset: str, split: str, model: str, max_length: int, cache: str) -> dict[str, Any]:

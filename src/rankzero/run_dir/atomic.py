@@ -62,8 +62,36 @@ def place_given_by(flag: str) -> Iterator[None]:
 
 def require_nothing_at(place: Path) -> None:
     """Raise ConfigError where there is something: what somebody keeps is not written over."""
-    if place.exists():
+    if os.path.lexists(place):
         raise ConfigError("there is something already", where=str(place), hint="name another place")
+
+
+@contextmanager
+def _nothing_there(place: Path) -> Iterator[None]:
+    """What keeps something from being put where nothing was, as ConfigError where that is what has come since."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR) and os.path.lexists(place):
+            what = "something has come to stand here meanwhile, and stays"
+            raise ConfigError(what, where=str(place), hint="name another place") from error
+        raise
+
+
+def put_new_file(staged: Path, place: Path) -> None:
+    """Give a file its name, where nothing has it. Raises ConfigError where something has, StorageError."""
+    with storage_errors(place), _nothing_there(place):
+        fsync_path(staged)
+        try:
+            os.link(staged, place)
+        except OSError as error:
+            if error.errno == errno.EEXIST:
+                raise
+            require_nothing_at(place)  # a volume without links
+            os.rename(staged, place)
+        else:
+            staged.unlink()
+        fsync_path(place.parent)
 
 
 @contextmanager
@@ -175,6 +203,7 @@ def commit_directory(
     *,
     known: Mapping[str, dict[str, Any]] | None = None,
     durable: bool = True,
+    replaces: bool = True,
 ) -> None:
     """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
 
@@ -182,7 +211,8 @@ def commit_directory(
     seen here. Not `durable`: nothing is synced, since nobody reads it after the machine was off.
 
     An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
-    never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Files get the permissions
+    never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Where nothing is to be
+    replaced (not `replaces`), ConfigError is raised of what has come to stand there. Files get the permissions
     that `staged` has, by the umask: some libraries write theirs for the owner alone. Raises StorageError.
     """
     with storage_errors(final):
@@ -199,7 +229,12 @@ def commit_directory(
         manifest.write_text(_sealed({"format": FORMAT, "files": files, **meta}), encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged] if durable else ():
             fsync_path(path)
-        replace_directory(staged, final, durable=durable)
+        if replaces:
+            replace_directory(staged, final, durable=durable)
+        else:
+            with _nothing_there(final):
+                os.rename(staged, final)  # onto nothing, or an empty directory
+                fsync_path(final.parent)
 
 
 def replace_directory(staged: Path, final: Path, *, durable: bool = True) -> None:

@@ -18,7 +18,7 @@ import yaml
 from rankzero.errors import StorageError
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import read_manifest
-from rankzero.run_dir.load_snippets import Form, Kind, commands, python
+from rankzero.run_dir.load_snippets import Form, Kind, Loading, commands, python
 
 CARD = "README.md"
 NOT_STATED = "not stated"
@@ -85,6 +85,8 @@ class Card:
     quantization: str = "none"
     rank: int | None = None
     """Of adapters."""
+    own_code: bool = False
+    """Whether the model's own code was trusted, without which it is not loaded."""
     served_apart: bool = True
     """Whether a server that takes adapters takes this one."""
     labels: tuple[str, ...] | None = None
@@ -232,28 +234,21 @@ def _introduction(card: Card) -> str:
 
 
 def _load(card: Card) -> list[str]:
-    revision = card.revision if card.base_id is not None else None
-    code = python(
+    result = Loading(
         kind=card.kind,
         form=card.form,
         quantization=card.quantization,
         labels=card.labels,
         is_chat=card.is_chat,
-        revision=revision,
+        revision=card.revision if card.base_id is not None else None,
         template_kwargs=card.chat_template_kwargs,
         ends_of_text=card.ends_of_text,
+        own_code=card.own_code,
     )
     rank = card.rank if card.served_apart else None
-    lines = commands(
-        kind=card.kind,
-        form=card.form,
-        base=card.base_id or "BASE",
-        name=card.name,
-        rank=rank,
-        revision=revision,
-        template_kwargs=card.chat_template_kwargs,
-    )
-    found = ["## How to load it", "In this directory:", f"```\n{lines}\n```", f"```python\n{code}\n```"]
+    lines = commands(result, base=card.base_id or "BASE", name=card.name, rank=rank)
+    found = ["## How to load it", "In this directory:", *([f"```\n{lines}\n```"] if lines else [])]
+    found.append(f"```python\n{python(result)}\n```")
     if card.form == "adapter" and card.base_id is None:
         found.append("`adapter_config.json` says where the base was; elsewhere, give its directory instead.")
     if card.form == "adapter" and not card.served_apart:

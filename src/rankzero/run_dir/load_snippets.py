@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any, Literal
 
@@ -46,21 +47,30 @@ with torch.inference_mode():
     print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
 
 
-def python(
-    *,
-    kind: Kind,
-    form: Form,
-    quantization: str,
-    labels: Sequence[str] | None,
-    is_chat: bool,
-    revision: str | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    ends_of_text: int = 0,
-) -> str:
-    """A script that loads a result from the directory that it is run in, and asks it something. `revision`: of an
-    adapter's base; `template_kwargs`: as data.chat_template_kwargs; `ends_of_text`: how many tokens the tokenizer puts
-    behind a text."""
-    adapter, packed = form == "adapter", form == "adapter" and quantization == "nf4"
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What a result is, as far as loading it goes."""
+
+    kind: Kind
+    form: Form
+    quantization: str = "none"
+    """Of an adapter's base as it was trained on."""
+    labels: Sequence[str] | None = None
+    is_chat: bool = False
+    revision: str | None = None
+    """Of an adapter's base."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """As data.chat_template_kwargs."""
+    ends_of_text: int = 0
+    """How many tokens the tokenizer puts behind a text."""
+    own_code: bool = False
+    """Whether the model's own has to be trusted."""
+
+
+def python(result: Loading) -> str:
+    """A script that loads a result from the directory that it is run in, and asks it something."""
+    kind, form = result.kind, result.form
+    adapter, packed = form == "adapter", form == "adapter" and result.quantization == "nf4"
     imports = [_CLASSES[kind], "AutoProcessor" if kind == "vision" else "AutoTokenizer"]
     imports += ["BitsAndBytesConfig"] if packed else []
     own_ends = adapter and kind != "classifier"
@@ -70,15 +80,17 @@ def python(
     lines += ["from peft import PeftConfig, PeftModel"] if adapter else []
     lines += [f"from transformers import {', '.join(sorted(imports))}", ""]
     lines += ['here = "."  # this directory, or its name on the Hub']
-    lines += ["processor = AutoProcessor.from_pretrained(here)"] if kind == "vision" else []
-    lines += ["tokenizer = AutoTokenizer.from_pretrained(here)"] if kind != "vision" else []
+    trust = ", trust_remote_code=True" if result.own_code else ""
+    lines += [f"processor = AutoProcessor.from_pretrained(here{trust})"] if kind == "vision" else []
+    lines += [f"tokenizer = AutoTokenizer.from_pretrained(here{trust})"] if kind != "vision" else []
     lines += [_FOUR_BITS] if packed else []
     options = ['dtype="auto"', *(["quantization_config=four_bits"] if packed else [])]
-    if kind == "classifier" and adapter and labels:
-        lines += [f"labels = {list(labels)!r}"]
+    if kind == "classifier" and adapter and result.labels:
+        lines += [f"labels = {list(result.labels)!r}"]
         # The base may be a classifier of other classes: its head's weights are the adapter's.
         options += ["num_labels=len(labels)", "id2label=dict(enumerate(labels))", "ignore_mismatched_sizes=True"]
-    options += [f"revision={revision!r}"] if adapter and revision is not None else []
+    options += ["trust_remote_code=True"] if result.own_code else []
+    options += [f"revision={result.revision!r}"] if adapter and result.revision is not None else []
     source = "PeftConfig.from_pretrained(here).base_model_name_or_path" if adapter else "here"
     lines += [f"base = {source}"] if adapter else []
     lines += [f"model = {_CLASSES[kind]}.from_pretrained({'base' if adapter else 'here'}, {', '.join(options)})"]
@@ -89,34 +101,28 @@ def python(
     lines += ["model.eval()", ""]
     if kind == "classifier":
         return "\n".join([*lines, _CLASSIFY])
-    more = f", **{dict(template_kwargs)!r}" if template_kwargs else ""
-    raw = "\n".join([_TEXT, *([_UNENDED.format(count=ends_of_text)] if ends_of_text else [])])
-    question = _PICTURE.format(more=more) if kind == "vision" else _CHAT.format(more=more) if is_chat else raw
+    more = f", **{dict(result.template_kwargs)!r}" if result.template_kwargs else ""
+    raw = "\n".join([_TEXT, *([_UNENDED.format(count=result.ends_of_text)] if result.ends_of_text else [])])
+    question = _PICTURE.format(more=more) if kind == "vision" else _CHAT.format(more=more) if result.is_chat else raw
     return "\n".join([*lines, question, _WRITE.format(reader="processor" if kind == "vision" else "tokenizer")])
 
 
-def commands(
-    *,
-    kind: Kind,
-    form: Form,
-    base: str,
-    name: str,
-    rank: int | None,
-    revision: str | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """What asks a result and serves it; `rank` of an adapter that a server takes as it is, else None. `revision` and
-    `template_kwargs` as for `python`."""
+def commands(result: Loading, *, base: str, name: str, rank: int | None) -> str:
+    """What asks a result and serves it; `rank` of an adapter that a server takes as it is, else None. "" where nothing
+    here asks it: without its run, code of a model's own is not run."""
+    kind, form, own_code, template_kwargs = result.kind, result.form, result.own_code, result.template_kwargs
+    alone = own_code and form == "merged"
     if kind == "classifier":
-        return 'rankzero predict . --text "a text"'
-    ask = 'rankzero generate . "What is the capital of Peru?"'
-    told = f" --default-chat-template-kwargs {quote(json.dumps(dict(template_kwargs)))}" if template_kwargs else ""
+        return "" if alone else 'rankzero predict . --text "a text"'
+    ask = "" if alone else 'rankzero generate . "What is the capital of Peru?"\n'
+    told = " --trust-remote-code" if own_code else ""
+    told += f" --default-chat-template-kwargs {quote(json.dumps(dict(template_kwargs)))}" if template_kwargs else ""
     if form != "adapter":
-        return f"{ask}\nvllm serve . --served-model-name {name}{told}"
+        return f"{ask}vllm serve . --served-model-name {name}{told}"
     if rank is None:
-        return f"{ask}\nrankzero merge . -o merged"
+        return f"{ask}rankzero merge . -o merged"
     room = next((size for size in _LORA_RANKS if size >= rank), rank)
-    which = "" if revision is None else f" --revision {quote(revision)}"
+    which = "" if result.revision is None else f" --revision {quote(result.revision)}"
     own = "--tokenizer . --generation-config ."  # the template and the ends of replies that were trained with
     lora = f"--enable-lora --max-lora-rank {room} --lora-modules {name}=."
-    return f"{ask}\nvllm serve {base}{which} {own} {lora}{told}"
+    return f"{ask}vllm serve {base}{which} {own} {lora}{told}"

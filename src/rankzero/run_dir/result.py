@@ -28,6 +28,8 @@ FINAL = "final"
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
+TEMPLATE_KWARGS = "chat_template_kwargs"
+"""What the chat template was given: in a card, and in the manifest of a model that has none."""
 DEFAULT_OUTPUT = "runs"
 _NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
 _SHOWN = 5
@@ -77,6 +79,7 @@ class Rendering:
     chat_template: str | None
     """As data.chat_template; None: the tokenizer's."""
     image_max_tokens: int | None
+    chat_template_kwargs: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +381,7 @@ def _rendering(run: Path, spec: RunSpec) -> Rendering:
         parts = ()
     if template is None and any(PLAIN_NOTE in part.get("notes", ()) for part in parts):
         template = PLAIN_TEMPLATE
-    return Rendering(template, spec.data.image_max_tokens)
+    return Rendering(template, spec.data.image_max_tokens, spec.data.chat_template_kwargs)
 
 
 def _spec_for(run: Path, use: ModelUse) -> RunSpec:
@@ -463,8 +466,9 @@ def _untrained(model: dict[str, Any]) -> Result:
 
 def _template_kwargs(directory: Path) -> dict[str, Any]:
     """What the chat template was given where a result was trained, as the result says itself."""
-    card = _words(directory / MANIFEST).get("card")
-    said = card.get("chat_template_kwargs") if isinstance(card, dict) else None
+    manifest = _words(directory / MANIFEST)
+    card = manifest.get("card")
+    said = card.get(TEMPLATE_KWARGS) if isinstance(card, dict) else manifest.get(TEMPLATE_KWARGS)
     return said if isinstance(said, dict) else {}
 
 

@@ -13,6 +13,7 @@ from rankzero.engine.card import served_apart
 from rankzero.engine.setup import to_train
 from rankzero.model.weights import export_final
 from rankzero.run_dir.result import find_adapter
+from rankzero.spec.run_spec import Part
 from tests.support.tiny import tiny_tokenizer
 from tests.unit.model.support import loaded, saved, spec_of
 
@@ -42,6 +43,12 @@ def written(name: str, root: Path, **changes: Any) -> dict[str, Any]:
 )
 def test_vllm_is_offered_only_what_it_takes(name: str, changes: dict[str, Any], taken: bool, tmp_path: Path) -> None:
     assert served_apart(written(name, tmp_path, **changes)) is taken
+
+
+@pytest.mark.parametrize(("part", "taken"), [("language", True), ("projector", False), ("vision_tower", False)])
+def test_vllm_is_offered_no_adapter_that_it_leaves_out(part: Part, taken: bool) -> None:
+    """Of towers and projectors it says no word and serves the rest."""
+    assert served_apart({"r": 8}, ("language", part)) is taken and served_apart({"r": 8})
 
 
 def test_an_adapter_says_the_revision_of_its_base(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def base_without_a_template(root: Path) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.parametrize("make", [named_base, base_without_a_template])
 def test_a_checkpoint_is_merged_and_asked_as_the_result(make: Any, tmp_path: Path, cli: Cli) -> None:
     base, changes = make(tmp_path)
-    spec = small_spec(tmp_path, base, **changes)
+    told = {"enable_thinking": False}
+    spec = small_spec(tmp_path, base, data__chat_template_kwargs=told, **changes)
     run_here(spec)
     run = run_root(spec)
     saved = run / "checkpoints/step-12/model"
@@ -45,6 +46,9 @@ def test_a_checkpoint_is_merged_and_asked_as_the_result(make: Any, tmp_path: Pat
         assert (tmp_path / "saved" / file).read_text() == (tmp_path / "final" / file).read_text()
     names = [{file.name for file in (tmp_path / name).iterdir()} for name in ("final", "saved")]
     assert names[0] - {"README.md"} == names[1]
+    assert cli(f"export {tmp_path}/saved -o {tmp_path}/exported").code == 0
+    for target in (run, saved, tmp_path / "final", tmp_path / "saved", tmp_path / "exported"):
+        assert find_result(str(target), "writes").chat_template_kwargs == told, target
     speakers = [
         load_speaker(find_result(str(target), "writes"), torch.float32, torch.device("cpu")) for target in (run, saved)
     ]

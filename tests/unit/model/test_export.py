@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,56 @@ def test_a_conversion_that_fails_leaves_nothing(body: str, says: str, tmp_path: 
     done = cli(f"export {tmp_path}/final --to gguf -o {tmp_path}/out/m.gguf --converter {program}")
     assert done.code == 78 and says in done.err
     assert not list((tmp_path / "out").iterdir()) and not left_behind(tmp_path)
+
+
+def test_what_comes_to_stand_there_meanwhile_stays(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = whole(tmp_path)
+    place = tmp_path / "my.gguf"
+    body = """
+import pathlib
+pathlib.Path(PLACE).write_text("somebody's")
+open(out, "wb").write(b"GGUF" + (3).to_bytes(4, "little") + (21).to_bytes(8, "little") + bytes(8))
+"""
+    program = converter(tmp_path / "program", body.replace("PLACE", repr(str(place))))
+    done = cli(f"export {source} --to gguf -o {place} --converter {program}")
+    assert done.code == 78 and f"{place}: something has come to stand here meanwhile" in done.err
+    assert place.read_text() == "somebody's" and not left_behind(tmp_path)
+    place.unlink()
+
+    def without_links(*_arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", without_links)
+    done = cli(f"export {source} --to gguf -o {place} --converter {program}")
+    assert done.code == 78 and place.read_text() == "somebody's" and not left_behind(tmp_path)
+    place.unlink()
+    program = converter(tmp_path / "program", body.replace("pathlib.Path(PLACE)", "pathlib.Path(os.devnull)"))
+    assert cli(f"export {source} --to gguf -o {place} --converter {program}").code == 0
+    assert tensors_of(place) == 21 and not left_behind(tmp_path)
+
+
+def test_a_signal_ends_the_conversion_and_leaves_nothing(tmp_path: Path) -> None:
+    """Of an adapter: the merged model is there by then."""
+    trained("llama", tmp_path)
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    body = f"""
+import signal
+open(out, "w").write("half")
+with open({str(ready)!r}, "w") as told:
+    told.write(str(os.getpid()))
+signal.pause()
+"""
+    program = converter(tmp_path / "program", body)
+    words = ["export", str(tmp_path / "final"), "--to", "gguf", "-o", str(tmp_path / "m.gguf"), "--converter"]
+    with subprocess.Popen([sys.executable, "-m", "rankzero", *words, str(program)]) as process:
+        converting = int(ready.read_text())
+        assert len(left_behind(tmp_path)) == 2, "the merged model, and half a file"
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(converting, 0)
+    assert not left_behind(tmp_path) and not (tmp_path / "m.gguf").exists()
 
 
 @pytest.mark.parametrize(

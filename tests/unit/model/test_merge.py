@@ -16,6 +16,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+import rankzero.model.merge
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.lora import load_adapter
@@ -197,9 +198,27 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert not list((tmp_path / "merged").iterdir())
 
 
+@pytest.mark.parametrize("what", ["a directory", "a file"])
+def test_what_comes_to_stand_there_meanwhile_stays(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, _ = trained("llama", tmp_path)
+    precious = tmp_path / "merged" / "precious" if what == "a directory" else tmp_path / "merged"
+    ask = rankzero.model.merge._say_again
+
+    def meanwhile(*arguments: Any) -> Any:
+        precious.parent.mkdir(exist_ok=True)
+        precious.write_text("somebody's")
+        return ask(*arguments)
+
+    monkeypatch.setattr("rankzero.model.merge._say_again", meanwhile)
+    with pytest.raises(ConfigError, match="something has come to stand here meanwhile") as refused:
+        merge(spec.model, tmp_path / "final", tmp_path / "merged")
+    assert refused.value.problems[0].where == str(tmp_path / "merged")
+    assert precious.read_text() == "somebody's" and not list(tmp_path.glob(".tmp-*"))
+
+
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, _ = trained("llama", tmp_path)
-    monkeypatch.setattr("rankzero.model.merge.commit_directory", lambda *_: 1 / 0)
+    monkeypatch.setattr("rankzero.model.merge.commit_directory", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         merge(spec.model, tmp_path / "final", tmp_path / "merged")
     assert {path.name for path in tmp_path.iterdir()} & {"base", "final", "merged"} == {"base", "final"}

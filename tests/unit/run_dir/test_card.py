@@ -14,7 +14,7 @@ import yaml
 
 from rankzero.redaction import HIDDEN
 from rankzero.run_dir.card import NOT_STATED, Card, DataFile, Licence, card_text, hub_id, licence_of, read_samples
-from rankzero.run_dir.load_snippets import Form, Kind, python
+from rankzero.run_dir.load_snippets import Form, Kind, Loading, python
 
 CARD = Card(
     name="my-run",
@@ -131,10 +131,22 @@ def test_only_names_of_the_hub_are_links(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("form", ["adapter", "merged", "whole"])
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_scripts_are_python(kind: Kind, form: Form, quantization: str) -> None:
-    code = python(kind=kind, form=form, quantization=quantization, labels=("a", "b"), is_chat=False)
+    code = python(Loading(kind, form, quantization, labels=("a", "b")))
     compile(code, "card", "exec")
     assert ("PeftModel" in code) is (form == "adapter")
     assert ("four_bits" in code) is (form == "adapter" and quantization == "nf4")
+
+
+@pytest.mark.parametrize("kind", ["causal", "vision", "classifier"])
+@pytest.mark.parametrize("form", ["adapter", "merged", "whole"])
+def test_code_of_the_models_own_is_trusted_wherever_it_is_needed(kind: Kind, form: Form) -> None:
+    own = dataclasses.replace(CARD, kind=kind, form=form, own_code=True, rank=8, labels=("a", "b"))
+    text = card_text(own)
+    loads = [line for line in text.splitlines() if ".from_pretrained(" in line and "Auto" in line]
+    assert len(loads) == 2 and all("trust_remote_code=True" in line for line in loads)
+    assert ("--trust-remote-code" in text) is ("vllm serve" in text) is (kind != "classifier")
+    assert (f"rankzero {'predict' if kind == 'classifier' else 'generate'} ." in text) is (form != "merged")
+    assert "```\n\n```\n" not in text and "trust" not in card_text(dataclasses.replace(own, own_code=False))
 
 
 def test_samples_are_on_the_card(tmp_path: Path) -> None:
