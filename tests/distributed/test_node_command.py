@@ -90,7 +90,7 @@ def test_a_stopped_node_saves_with_the_others_and_its_replacement_goes_on(
     assert said["outcome"] == "stopped"
     assert said["checkpoint"] == said["step"] >= 12
     replacement = run.start(1)
-    assert replacement.wait(timeout=300) == 0, run.log(1)
+    assert replacement.wait(timeout=300) == 0, run.log(0) + run.log(1)
     assert first.wait(timeout=300) == 0, run.log(0)
     assert losses(spec) == pytest.approx(whole, abs=1e-4)
     assert (run.said(0)["outcome"], run.said(1)["outcome"]) == ("done", "done")

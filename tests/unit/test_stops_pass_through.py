@@ -12,7 +12,7 @@ import rankzero
 from rankzero.errors import RankzeroError, StopNow
 
 SOURCE = Path(rankzero.__file__).parent
-OUTERMOST = {"cli/train.py", "cli/serve.py", "engine/signals.py"}
+OUTERMOST = {"cli/train.py", "cli/serve.py", "cli/undoing.py", "engine/signals.py"}
 """Where a stop becomes what a user reads."""
 
 
