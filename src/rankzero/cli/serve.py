@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +53,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     wait: Annotated[int, typer.Option(min=1, help="Seconds that loading may take.")] = 1800,
     ready_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Made when the first request was answered; for probes.")
+        Path | None, typer.Option(metavar="FILE", help="There from the first answer to the end; for probes.")
     ] = None,
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands that would be run.")] = False,
     model: BaseOption = None,
@@ -84,6 +87,8 @@ def serve(
     from rankzero.api.serving import plan_serving
 
     require_engine()
+    if ready_file is not None and not only_print:
+        _remove(ready_file)  # before what takes long: probes would have a container that started again for ready
     serving = plan_serving(run, name=name, engine=engine, host=host, port=port, more=more or [], model=model)
     if only_print:
         typer.echo(commands(serving))
@@ -110,7 +115,6 @@ def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
     """Until it is ended, or the server ends by itself, which is a ServiceError."""
     from rankzero.api.serving import served
     from rankzero.launch.processes import signals_to
-    from rankzero.run_dir.atomic import place_given_by, write_text
 
     server = serving.server
 
@@ -128,12 +132,35 @@ def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
             served(serving, seconds=wait, begun=begun) as (child, said),
         ):
             facts = {"url": f"{server.url}/v1", "model": server.name, "engine": server.engine, "answer": said}
-            if ready_file is not None:
-                with place_given_by("--ready-file"):
-                    write_text(ready_file, json.dumps(facts))
-            typer.echo(json.dumps(facts, ensure_ascii=False))
-            sys.stdout.flush()
-            code = child.wait()
+            with _noted(ready_file, facts):
+                typer.echo(json.dumps(facts, ensure_ascii=False))
+                sys.stdout.flush()
+                code = child.wait()
             raise ServiceError(f"the server ended with {code}", where=server.engine, hint="its own words are above")
     except StopNow:
         typer.echo("the server has ended", err=True)
+
+
+@contextmanager
+def _noted(ready_file: Path | None, facts: dict[str, str]) -> Iterator[None]:
+    """The facts in that file, for as long as they are true."""
+    from rankzero.run_dir.atomic import place_given_by, write_text
+
+    if ready_file is None:
+        yield
+        return
+    try:
+        with place_given_by("--ready-file"):
+            write_text(ready_file, json.dumps(facts))
+        yield
+    finally:
+        _remove(ready_file)
+
+
+def _remove(ready_file: Path) -> None:
+    """As it is written: what a link leads to, and nothing that takes what is written as it comes, as a pipe."""
+    from rankzero.run_dir.atomic import place_given_by, storage_errors, takes_as_it_comes
+
+    if not takes_as_it_comes(ready_file):
+        with place_given_by("--ready-file"), storage_errors(ready_file):
+            Path(os.path.realpath(ready_file)).unlink(missing_ok=True)

@@ -25,6 +25,8 @@ READY_FILE = "/tmp/rankzero-answered"
 PORT_NAME = "http"
 LOADING_SECONDS = 3600
 _PROBE_SECONDS = 10
+_BEGIN_SECONDS = 30
+"""Until rankzero has begun, and has removed the answer of a container before it that was killed: /tmp is the pod's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def _container(plan: Plan, wishes: ServingWishes) -> dict[str, Any]:
         # Nothing is sent to it before it has answered a request of its own.
         "startupProbe": {
             "exec": {"command": ["test", "-f", READY_FILE]},
+            "initialDelaySeconds": _BEGIN_SECONDS,
             "periodSeconds": _PROBE_SECONDS,
             "failureThreshold": LOADING_SECONDS // _PROBE_SECONDS,
         },

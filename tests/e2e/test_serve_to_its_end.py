@@ -1,0 +1,79 @@
+"""`rankzero serve` from start to end, with a program that stands in for vLLM: what it leaves behind, and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.support import vllm_stand_in
+from tests.support.ports import free_port
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif((Path(sys.executable).parent / "vllm").exists(), reason="vLLM itself is installed"),
+]
+
+
+@dataclass
+class Served:
+    """A `rankzero serve` that is under way."""
+
+    process: subprocess.Popen[str]
+    out: IO[str]
+    directory: Path
+
+    def facts(self) -> dict[str, str]:
+        """What it prints when it is ready."""
+        line = self.out.readline()
+        assert line, self.said()
+        found: dict[str, str] = json.loads(line)
+        return found
+
+    def said(self) -> str:
+        """On its standard error."""
+        return (self.directory / "said").read_text()
+
+    def ended(self) -> int:
+        """Its exit code; nothing that it started is there any more."""
+        code = self.process.wait(vllm_stand_in.SECONDS)
+        for pid in vllm_stand_in.pids(self.directory):
+            vllm_stand_in.wait_until_gone(pid)
+        return code
+
+
+@contextmanager
+def serve(directory: Path, model: Path, *more: str) -> Iterator[Served]:
+    command = [sys.executable, "-m", "rankzero", "serve", str(model), "--engine", "vllm", "--port", str(free_port())]
+    with (directory / "said").open("wb") as said:
+        env = vllm_stand_in.installed(directory)
+        process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=said, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        yield Served(process, process.stdout, directory)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if (directory / "pids").exists():
+            for pid in filter(vllm_stand_in.is_alive, vllm_stand_in.pids(directory)):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_it_is_said_to_be_ready_only_while_it_is(tiny: Path, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ready.write_text("of a start before this one")
+    with serve(tmp_path, tiny, "--ready-file", str(ready)) as served:
+        assert served.facts() == json.loads(ready.read_text())
+        served.process.send_signal(signal.SIGTERM)
+        assert served.ended() == 0, served.said()
+    assert not ready.exists()
