@@ -77,3 +77,27 @@ def test_it_is_said_to_be_ready_only_while_it_is(tiny: Path, tmp_path: Path) -> 
         served.process.send_signal(signal.SIGTERM)
         assert served.ended() == 0, served.said()
     assert not ready.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_whatever_tells_it_to_stop_ends_the_server(number: signal.Signals, tiny: Path, tmp_path: Path) -> None:
+    """A terminal that is closed, too: its port and its GPU were left taken."""
+    with serve(tmp_path, tiny) as served:
+        assert served.facts()
+        served.process.send_signal(number)
+        assert served.ended() == 0, served.said()
+        assert served.said().endswith("the server has ended\n")
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_one_that_does_not_end_is_killed_whatever_comes_meanwhile(
+    again: signal.Signals, tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / vllm_stand_in.STUBBORN).touch()
+    with serve(tmp_path, tiny) as served:
+        assert served.facts()
+        served.process.send_signal(signal.SIGINT)
+        vllm_stand_in.wait_for(tmp_path / vllm_stand_in.HEARD)
+        served.process.send_signal(again)
+        assert served.ended() == 0, served.said()
+        assert "internal error" not in served.said()

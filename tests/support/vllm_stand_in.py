@@ -18,8 +18,8 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
-STUBBORN = "stubborn"
-"""It hears no SIGTERM, nor does what it has started."""
+STUBBORN, HEARD = "stubborn", "heard"
+"""With the first it notes SIGTERM, as the second, and goes on; what it has started does not hear it."""
 SECONDS = 60.0
 
 
@@ -42,6 +42,14 @@ def asked(directory: Path) -> list[dict[str, Any]]:
 def pids(directory: Path) -> list[int]:
     """Its own, and the one of what it has started."""
     return [int(pid) for pid in (directory / "pids").read_text().split()]
+
+
+def wait_for(path: Path) -> None:
+    """Return when it is there."""
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path}"
+        time.sleep(0.01)
 
 
 def wait_until_gone(pid: int) -> None:
@@ -118,9 +126,12 @@ def _values(arguments: list[str], flag: str) -> list[str]:
 def main() -> None:
     """`vllm serve MODEL --host HOST --port PORT [--api-key KEY…]`."""
     notes, arguments = Path(os.environ["STAND_IN"]), sys.argv[1:]
-    if (notes / STUBBORN).exists():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stubborn = (notes / STUBBORN).exists()
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is started has it so
     other = subprocess.Popen(["sleep", "600"])
+    if stubborn:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: (notes / HEARD).touch())
     (notes / "pids").write_text(f"{os.getpid()} {other.pid}")
     _Answers.notes, _Answers.model = notes, Path(arguments[1])
     _Answers.keys = tuple(_values(arguments, "--api-key") or filter(None, [os.environ.get("VLLM_API_KEY")]))

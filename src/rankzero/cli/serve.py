@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,12 +113,16 @@ def _preparation(serving: Serving) -> str:
 def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
     """Until it is ended, or the server ends by itself, which is a ServiceError."""
     from rankzero.api.serving import served
-    from rankzero.launch.processes import signals_to
+    from rankzero.launch.processes import signals_to, stop_signals
 
     server = serving.server
+    told = False
 
     def stop(_number: int) -> None:
-        raise StopNow
+        nonlocal told
+        if not told:  # once: a second one would cut short what the first lets go of
+            told = True
+            raise StopNow
 
     def begun() -> None:
         typer.echo(f"starting {server.engine}: {server.as_typed()}", err=True)
@@ -128,7 +131,7 @@ def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
         typer.echo(f"merging {serving.adapter} with its base into {server.model}", err=True)
     try:
         with (
-            signals_to(stop, (signal.SIGTERM, signal.SIGINT)),
+            signals_to(stop, stop_signals()),
             served(serving, seconds=wait, begun=begun) as (child, said),
         ):
             facts = {"url": f"{server.url}/v1", "model": server.name, "engine": server.engine, "answer": said}

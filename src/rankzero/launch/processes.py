@@ -377,3 +377,16 @@ def signals_to(handler: Callable[[int], None], numbers: Iterable[int]) -> Iterat
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold back what asks this process to stop until the block is done: what it starts is known by then to who ends
+    it."""
+    held: list[int] = []
+    try:
+        with signals_to(held.append, stop_signals()):
+            yield
+    finally:
+        for number in held[:1]:
+            signal.raise_signal(number)

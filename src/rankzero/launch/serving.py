@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.launch.processes import signals_held, signals_to, stop_signals
 
 Engine = Literal["vllm", "transformers"]
 POLL_SECONDS = 0.2
@@ -126,28 +127,36 @@ def serving(server: Server) -> Iterator[subprocess.Popen[bytes]]:
     require_free(server.host, server.port)
     program, *arguments = server.command
     beside = Path(sys.executable).parent / program  # of this environment, activated or not
-    process = subprocess.Popen(
-        [str(beside) if beside.is_file() else program, *arguments],
-        cwd=server.cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno(),
-        process_group=0,
-    )
+    process = None
     try:
+        with signals_held():
+            process = subprocess.Popen(
+                [str(beside) if beside.is_file() else program, *arguments],
+                cwd=server.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                process_group=0,
+            )
         yield process
     finally:
-        _end(process)
+        if process is not None:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, then kill: it leads a group of its own."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """Ask, then kill. Who is told to stop once more meanwhile kills at once, and does not leave before it is done."""
+    with signals_to(lambda _number: _signal_all(process, signal.SIGKILL), stop_signals()):
+        _signal_all(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        _signal_all(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_all(process: subprocess.Popen[bytes], number: int) -> None:
+    """To it and all that it has started: it leads a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):  # nobody is left; some systems say it in this way
+        os.killpg(process.pid, number)
 
 
 def wait_until_ready(server: Server, process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,13 @@ import yaml
 
 from rankzero.api.planning import serving_objects
 from rankzero.api.serving import plan_serving
-from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.errors import ConfigError, ServiceError, StopNow, UsageError
 from rankzero.launch.labels import RUN
+from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.render.content import to_yaml
 from rankzero.launch.serving import Server, choose_engine, require_free, serving, wait_until_ready
 from rankzero.spec.cluster_load import profiles
+from tests.support import vllm_stand_in
 from tests.support.manifests import CORE_VERSIONS, check_core
 from tests.support.ports import free_port
 
@@ -211,3 +216,53 @@ def test_a_server_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.
     server = Server("transformers", tmp_path / "m", "m", port=free_port())
     with serving(server) as process, pytest.raises(ServiceError, match="ended with 3"):
         wait_until_ready(server, process, 60)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a program that stands in for vLLM, and that is found as if this environment had it."""
+    for name, value in vllm_stand_in.installed(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    return tmp_path
+
+
+def stop(_number: int) -> None:
+    raise StopNow
+
+
+def test_a_stop_while_the_server_is_being_started_leaves_none_behind(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*given, **more))
+        signal.raise_signal(signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    server = Server("vllm", stand_in / "m", "m", port=free_port())
+    with pytest.raises(StopNow), signals_to(stop, stop_signals()), serving(server):
+        pytest.fail("it was told to stop")
+    [process] = started
+    assert process.returncode is not None
+
+
+def test_who_is_told_to_stop_again_waits_no_longer(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.launch.serving.END_SECONDS", threading.TIMEOUT_MAX)
+    (stand_in / vllm_stand_in.STUBBORN).touch()
+    server = Server("vllm", stand_in / "m", "m", port=free_port())
+
+    def again() -> None:
+        vllm_stand_in.wait_for(stand_in / vllm_stand_in.HEARD)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    with signals_to(stop, stop_signals()):
+        with serving(server) as process:
+            wait_until_ready(server, process, 60)
+            threading.Thread(target=again).start()
+        assert process.returncode == -signal.SIGKILL
+    for pid in vllm_stand_in.pids(stand_in):
+        vllm_stand_in.wait_until_gone(pid)
