@@ -111,14 +111,15 @@ class _Server(TCPServer):
 
 
 def _values(arguments: list[str], flag: str) -> list[str]:
-    """Of the last one of its flags, as argparse takes one or more."""
+    """Of the last one of its flags, as argparse takes one or more, with underscores or without."""
     found: list[str] = []
     for place, argument in enumerate(arguments):
-        if argument == flag:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name == flag and "=" not in argument:
             rest = arguments[place + 1 :]
             ends = [index for index, one in enumerate(rest) if one.startswith("--")]
             found = rest[: ends[0]] if ends else rest
-        elif argument.startswith(f"{flag}="):
+        elif name == flag:
             found = [argument.partition("=")[2]]
     return found
 
@@ -134,7 +135,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda _number, _frame: (notes / HEARD).touch())
     (notes / "pids").write_text(f"{os.getpid()} {other.pid}")
     _Answers.notes, _Answers.model = notes, Path(arguments[1])
-    _Answers.keys = tuple(_values(arguments, "--api-key") or filter(None, [os.environ.get("VLLM_API_KEY")]))
+    keys = _values(arguments, "--api-key") or [os.environ.get("VLLM_API_KEY", "")]
+    _Answers.keys = tuple(key for key in keys if key)
     [host], [port] = _values(arguments, "--host"), _values(arguments, "--port")
     _Server.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
     _Server((host, int(port)), _Answers).serve_forever()

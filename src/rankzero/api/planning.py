@@ -184,11 +184,13 @@ def serving_objects(
     from rankzero.api.specs import read
     from rankzero.launch.render.serving import ServingWishes
     from rankzero.launch.render.serving import serving_objects as render
+    from rankzero.launch.server_arguments import require_no_secrets
     from rankzero.spec.kinds import kind_section
 
     if not run.endswith((".yaml", ".yml")):
         hint = "rankzero serve RUN.yaml --cluster …: the spec says where on the cluster's volumes the result lies"
         raise UsageError("a cluster serves the run of a run.yaml", where=run, hint=hint)
+    require_no_secrets(more)
     if gpus > 1 and engine != "vllm":
         raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")
     settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}", "resources.rdma=null"]

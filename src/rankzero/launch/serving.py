@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.launch import server_arguments
 from rankzero.launch.processes import signals_held, signals_to, stop_signals
+from rankzero.launch.server_arguments import KEY_FLAG, KEY_VARIABLE
+from rankzero.redaction import Redactor
 
 Engine = Literal["vllm", "transformers"]
 POLL_SECONDS = 0.2
@@ -51,6 +54,9 @@ class Server:
     @property
     def command(self) -> list[str]:
         """What starts it, in the directory `cwd`."""
+        return self._command(self.more)
+
+    def _command(self, more: Sequence[str]) -> list[str]:
         place = ["--host", self.host, "--port", str(self.port)]
         trusted = ["--trust-remote-code"] if self.trust_remote_code else []
         kwargs = [json.dumps(dict(self.template_kwargs))] if self.template_kwargs else []
@@ -65,10 +71,10 @@ class Server:
                 *place,
                 *trusted,
                 *told,
-                *self.more,
+                *more,
             ]
         told = ["--chat-template-kwargs", *kwargs] if kwargs else []
-        return ["transformers", "serve", self.name, *place, *trusted, *told, *self.more]
+        return ["transformers", "serve", self.name, *place, *trusted, *told, *more]
 
     @property
     def cwd(self) -> Path:
@@ -81,9 +87,17 @@ class Server:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def api_key(self) -> str | None:
+        """A key that it takes, where it asks for one. `transformers serve` never does."""
+        if self.engine != "vllm":
+            return None
+        given = server_arguments.keys(self.more)
+        return given[0] if given else os.environ.get(KEY_VARIABLE) or None
+
     def as_typed(self) -> str:
-        """What a person would type."""
-        line = shlex.join(self.command)
+        """What a person would type, with secrets hidden."""
+        line = shlex.join(self._command(server_arguments.shown(self.more)))
         return line if self.engine == "vllm" else f"cd {shlex.quote(str(self.cwd))} && {line}"
 
 
@@ -185,14 +199,19 @@ def smoke(server: Server, question: str = SMOKE) -> str:
         "max_tokens": 16,
         "temperature": 0.0,
     }
+    url, key, hint = f"{server.url}/v1/chat/completions", server.api_key, ""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        response = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=ANSWER_SECONDS, trust_env=False)
+        response = httpx2.post(url, json=body, headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
         if response.status_code == 200:
             return str(response.json()["choices"][0]["message"]["content"] or "")
         what = f"{response.status_code} {response.text[:_TAIL]}"
+        if response.status_code == 401:
+            hint = f"{KEY_VARIABLE}, or {KEY_FLAG} behind --, has to be a key that it takes"
     except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
-    raise ServiceError(f"a request was not answered: {what}", where=f"{server.url}/v1/chat/completions")
+    what = Redactor({KEY_VARIABLE: key or ""})(what)
+    raise ServiceError(f"a request was not answered: {what}", where=url, hint=hint)
 
 
 def _have(module: str) -> bool:

@@ -22,7 +22,7 @@ from rankzero.errors import ConfigError, ServiceError, StopNow, UsageError
 from rankzero.launch.labels import RUN
 from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.render.content import to_yaml
-from rankzero.launch.serving import Server, choose_engine, require_free, serving, wait_until_ready
+from rankzero.launch.serving import Server, choose_engine, require_free, serving, smoke, wait_until_ready
 from rankzero.spec.cluster_load import profiles
 from tests.support import vllm_stand_in
 from tests.support.manifests import CORE_VERSIONS, check_core
@@ -220,11 +220,92 @@ def test_a_server_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a program that stands in for vLLM, and that is found as if this environment had it."""
+    """The directory of a program that stands in for vLLM, and that is found as if this environment had it. In it is a
+    model, `m`."""
     for name, value in vllm_stand_in.installed(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/chat_template.jinja").write_text("{{ messages }}")
     return tmp_path
+
+
+KEY = "sk-of-a-colleague"
+
+
+@pytest.mark.parametrize(
+    ("more", "variable"),
+    [
+        (["--api-key", KEY], ""),
+        ([f"--api-key={KEY}"], ""),
+        (["--api_key", KEY, "older-key", "--max-model-len", "99"], ""),
+        (["--api-key", "another", "--api-key", KEY], ""),
+        (["--max-model-len", "99", "--api-key", KEY], "of-the-environment"),
+        ([], KEY),
+        (["--api-key", "", KEY], ""),
+    ],
+)
+def test_a_server_that_asks_for_a_key_gets_it(
+    more: list[str], variable: str, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", variable)
+    server = Server("vllm", stand_in / "m", "m", port=free_port(), more=more)
+    with serving(server) as process:
+        wait_until_ready(server, process, 60)
+        smoke(server)
+    [asked] = vllm_stand_in.asked(stand_in)
+    assert asked["authorization"] == f"Bearer {KEY}"
+    assert KEY not in server.as_typed() and "older-key" not in server.as_typed(), server.as_typed()
+    assert "--max-model-len 99" in server.as_typed() or "--max-model-len" not in more
+
+
+def test_none_is_sent_to_who_asks_for_none(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    server = Server("vllm", stand_in / "m", "m", port=free_port())
+    with serving(server) as process:
+        wait_until_ready(server, process, 60)
+        smoke(server)
+    assert [one["authorization"] for one in vllm_stand_in.asked(stand_in)] == [None]
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    assert replace(server, engine="transformers").api_key is None, "it is no key of that one's"
+
+
+def test_a_key_that_is_not_the_servers_is_told_without_it(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "its own")
+    server = Server("vllm", stand_in / "m", "m", port=free_port())
+    with serving(server) as process:
+        wait_until_ready(server, process, 60)
+        for wrong in (KEY, f"{KEY}\n"):
+            monkeypatch.setenv("VLLM_API_KEY", wrong)
+            with pytest.raises(ServiceError) as told:
+                smoke(server)
+            assert KEY not in str(told.value), told.value
+            assert (told.value.problems[0].hint.startswith("VLLM_API_KEY, or --api-key")) is (wrong == KEY)
+
+
+@pytest.mark.parametrize(
+    ("more", "flag", "variable"),
+    [
+        (["--api-key", KEY], "--api-key", "VLLM_API_KEY"),
+        ([f"--api_key={KEY}", "--max-model-len", "99"], "--api-key", "VLLM_API_KEY"),
+        (["--hf-token", "hf_" + "a" * 20], "--hf-token", "HF_TOKEN"),
+        (["--otlp-traces-endpoint", "http://me:word@there"], "--otlp-traces-endpoint", "NAME"),
+    ],
+)
+def test_a_secret_is_not_written_into_the_objects_of_a_cluster(
+    more: list[str], flag: str, variable: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as told:
+        objects(tmp_path, "rook-ceph-1x2", more=more)
+    [problem] = told.value.problems
+    assert problem.where == flag and f"secrets: {{{variable}: {{name: " in problem.hint
+    assert not any(one in str(told.value) for one in more if not one.startswith("--"))
+
+
+def test_what_looks_like_the_flag_of_a_secret_and_is_none_is_left_alone(tmp_path: Path) -> None:
+    more = ["--hf-token", "--long-prefill-token-threshold", "512", "--return-tokens-as-token-ids"]
+    assert objects(tmp_path, "rook-ceph-1x2", more=more)
+    assert Server("vllm", tmp_path / "m", "m", more=more).as_typed().endswith(" ".join(more))
 
 
 def stop(_number: int) -> None:
