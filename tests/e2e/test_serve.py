@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import httpx2
 import pytest
 
 import rankzero
+from rankzero.api.serving import plan_serving, served
 from tests.support.adapters import tiny_adapter
 from tests.support.ports import free_port
 
@@ -37,6 +39,7 @@ def test_it_answers_under_its_name_and_ends_when_told(tiny: Path, tmp_path: Path
         assert line, (tmp_path / "said").read_text()
         facts = json.loads(line)
         assert facts["model"] == "assistant" and facts["url"] == f"http://127.0.0.1:{port}/v1"
+        assert facts["route"] == "/v1/chat/completions"
         assert json.loads((tmp_path / "ready").read_text()) == facts
         ask = {"messages": [{"role": "user", "content": "Hello World"}], "max_tokens": 6, "temperature": 0}
         response = httpx2.post(f"{facts['url']}/chat/completions", json={**ask, "model": "assistant"}, timeout=300)
@@ -56,3 +59,11 @@ def test_it_answers_under_its_name_and_ends_when_told(tiny: Path, tmp_path: Path
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "nothing of it is left"
     again = subprocess.run([*command, "--print"], capture_output=True, text=True, check=True, timeout=300).stdout
     assert "merge" not in again, "what was merged is there"
+
+
+def test_a_model_without_a_chat_template_is_given_a_prompt(tiny: Path, tmp_path: Path, own_cache: Path) -> None:
+    model = tmp_path / "base-model"
+    shutil.copytree(tiny, model)
+    (model / "chat_template.jinja").unlink()
+    with served(plan_serving(str(model), engine="transformers", port=free_port())) as (_process, said):
+        assert said.route == "/v1/completions" and said.text

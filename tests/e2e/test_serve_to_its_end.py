@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,3 +102,15 @@ def test_one_that_does_not_end_is_killed_whatever_comes_meanwhile(
         served.process.send_signal(again)
         assert served.ended() == 0, served.said()
         assert "internal error" not in served.said()
+
+
+def test_a_model_that_only_goes_on_with_a_text_is_served(tiny: Path, tmp_path: Path) -> None:
+    model = tmp_path / "base-model"
+    shutil.copytree(tiny, model)
+    (model / "chat_template.jinja").unlink()
+    with serve(tmp_path, model) as served:
+        facts = served.facts()
+        assert facts["route"] == "/v1/completions" and facts["answer"] == "Say hello. it says"
+        assert "no chat template" in served.said()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.ended() == 0

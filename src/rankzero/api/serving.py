@@ -19,7 +19,7 @@ from rankzero.api.places import place
 from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from rankzero.launch.serving import Server
+    from rankzero.launch.serving import Answer, Server
     from rankzero.run_dir.result import Result
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -112,7 +112,7 @@ def prepare(serving: Serving) -> None:
 @contextmanager
 def served(
     serving: Serving, *, seconds: float = READY_SECONDS, begun: Callable[[], None] = lambda: None
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+) -> Iterator[tuple[subprocess.Popen[bytes], Answer]]:
     """The running server's process, and what it said to a first request: it has really answered. `begun` is called when
     the model is there and the server is being started. Ended with the block.
 

@@ -114,6 +114,7 @@ def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
     """Until it is ended, or the server ends by itself, which is a ServiceError."""
     from rankzero.api.serving import served
     from rankzero.launch.processes import signals_to, stop_signals
+    from rankzero.launch.serving import COMPLETION
 
     server = serving.server
     told = False
@@ -134,7 +135,10 @@ def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
             signals_to(stop, stop_signals()),
             served(serving, seconds=wait, begun=begun) as (child, said),
         ):
-            facts = {"url": f"{server.url}/v1", "model": server.name, "engine": server.engine, "answer": said}
+            place = {"url": f"{server.url}/v1", "model": server.name, "engine": server.engine}
+            facts = {**place, "route": said.route, "answer": said.text}
+            if said.route == COMPLETION:
+                typer.echo(f"{server.name} has no chat template: it goes on with a prompt, and was asked so", err=True)
             with _noted(ready_file, facts):
                 typer.echo(json.dumps(facts, ensure_ascii=False))
                 sys.stdout.flush()

@@ -40,6 +40,11 @@ def keys(arguments: Sequence[str]) -> list[str]:
     return [value for value in given[-1].values.values() if value] if given else []
 
 
+def has(arguments: Sequence[str], flag: str) -> bool:
+    """Whether a flag is among them."""
+    return any(given.name == flag for given in _flags(arguments))
+
+
 def shown(arguments: Sequence[str]) -> list[str]:
     """The same with secrets hidden."""
     said = [without_secrets(argument) for argument in arguments]

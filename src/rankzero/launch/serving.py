@@ -33,6 +33,10 @@ ANSWER_SECONDS = 600.0
 END_SECONDS = 10.0
 _TAIL = 2000
 SMOKE = "Say hello."
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_TEMPLATE = "chat_template"
+_TEMPLATES_IN = ("tokenizer_config.json", "processor_config.json", "chat_template.json")
+"""Where templates were before they had files of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,26 @@ class Server:
         given = server_arguments.keys(self.more)
         return given[0] if given else os.environ.get(KEY_VARIABLE) or None
 
+    @property
+    def chats(self) -> bool:
+        """Whether there is a template that makes a text of a chat, by itself or beside the model, which is there."""
+        if server_arguments.has(self.more, "--chat-template") or (self.model / f"{_TEMPLATE}.jinja").is_file():
+            return True
+        return any(_is_default(_read(self.model / name).get(_TEMPLATE)) for name in _TEMPLATES_IN)
+
     def as_typed(self) -> str:
         """What a person would type, with secrets hidden."""
         line = shlex.join(self._command(server_arguments.shown(self.more)))
         return line if self.engine == "vllm" else f"cd {shlex.quote(str(self.cwd))} && {line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said to a first request."""
+
+    route: str
+    """CHAT; COMPLETION where the model has no chat template."""
+    text: str
 
 
 def choose_engine(wanted: str) -> Engine:
@@ -189,29 +209,46 @@ def wait_until_ready(server: Server, process: subprocess.Popen[bytes], seconds: 
     raise ServiceError(f"the server was not ready after {seconds:.0f} s", where=server.engine, hint="raise --wait")
 
 
-def smoke(server: Server, question: str = SMOKE) -> str:
-    """The answer to one question that is asked under the served name. Raises ServiceError where there is none."""
+def smoke(server: Server, question: str = SMOKE) -> Answer:
+    """The answer to one question that is asked under the served name, or how a model that knows no chats goes on with
+    it. Raises ServiceError where there is none."""
     import httpx2
 
-    body = {
-        "model": server.name,
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": 16,
-        "temperature": 0.0,
-    }
-    url, key, hint = f"{server.url}/v1/chat/completions", server.api_key, ""
+    chats, key, hint = server.chats, server.api_key, ""
+    asked = {"messages": [{"role": "user", "content": question}]} if chats else {"prompt": question}
+    body = {"model": server.name, **asked, "max_tokens": 16, "temperature": 0.0}
+    route = CHAT if chats else COMPLETION
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        response = httpx2.post(url, json=body, headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
+        response = httpx2.post(
+            f"{server.url}{route}", json=body, headers=headers, timeout=ANSWER_SECONDS, trust_env=False
+        )
         if response.status_code == 200:
-            return str(response.json()["choices"][0]["message"]["content"] or "")
+            choice = response.json()["choices"][0]
+            return Answer(route, str((choice["message"]["content"] if chats else choice["text"]) or ""))
         what = f"{response.status_code} {response.text[:_TAIL]}"
         if response.status_code == 401:
             hint = f"{KEY_VARIABLE}, or {KEY_FLAG} behind --, has to be a key that it takes"
     except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
     what = Redactor({KEY_VARIABLE: key or ""})(what)
-    raise ServiceError(f"a request was not answered: {what}", where=url, hint=hint)
+    raise ServiceError(f"a request was not answered: {what}", where=f"{server.url}{route}", hint=hint)
+
+
+def _is_default(template: object) -> bool:
+    """Whether it is one, or the one of several with names that is taken where none is asked for."""
+    if isinstance(template, list):
+        return any(isinstance(one, dict) and one.get("name") == "default" for one in template)
+    return "default" in template if isinstance(template, dict) else isinstance(template, str)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is none, which the server itself complains of."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _have(module: str) -> bool:

@@ -22,7 +22,7 @@ from rankzero.errors import ConfigError, ServiceError, StopNow, UsageError
 from rankzero.launch.labels import RUN
 from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.render.content import to_yaml
-from rankzero.launch.serving import Server, choose_engine, require_free, serving, smoke, wait_until_ready
+from rankzero.launch.serving import Answer, Server, choose_engine, require_free, serving, smoke, wait_until_ready
 from rankzero.spec.cluster_load import profiles
 from tests.support import vllm_stand_in
 from tests.support.manifests import CORE_VERSIONS, check_core
@@ -268,6 +268,41 @@ def test_none_is_sent_to_who_asks_for_none(stand_in: Path, monkeypatch: pytest.M
     assert [one["authorization"] for one in vllm_stand_in.asked(stand_in)] == [None]
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     assert replace(server, engine="transformers").api_key is None, "it is no key of that one's"
+
+
+def test_a_model_without_a_chat_template_is_given_a_prompt(stand_in: Path) -> None:
+    server = Server("vllm", stand_in / "m", "m", port=free_port())
+    with serving(server) as process:
+        wait_until_ready(server, process, 60)
+        assert smoke(server) == Answer("/v1/chat/completions", "it says")
+        (stand_in / "m/chat_template.jinja").unlink()
+        assert smoke(server) == Answer("/v1/completions", "Say hello. it says")
+    *_, asked = vllm_stand_in.asked(stand_in)
+    assert asked["body"] == {"model": "m", "prompt": "Say hello.", "max_tokens": 16, "temperature": 0.0}
+
+
+TEMPLATE = "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "chats"),
+    [
+        ("tokenizer_config.json", {"chat_template": TEMPLATE}, True),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": TEMPLATE}]}, True),
+        ("tokenizer_config.json", {"chat_template": [{"name": "tool_use", "template": TEMPLATE}]}, False),
+        ("tokenizer_config.json", {"chat_template": None}, False),
+        ("tokenizer_config.json", {}, False),
+        ("tokenizer_config.json", [], False),
+        ("processor_config.json", {"chat_template": TEMPLATE}, True),
+        ("chat_template.json", {"chat_template": TEMPLATE}, True),
+        ("chat_template.json", {"chat_template": {"default": TEMPLATE}}, True),
+    ],
+)
+def test_where_a_chat_template_may_be(file: str, said: object, chats: bool, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(json.dumps(said))
+    assert Server("vllm", tmp_path, "m").chats is chats
+    for more in (["--chat-template", "here.jinja"], ["--chat_template=here.jinja"]):
+        assert Server("vllm", tmp_path, "m", more=more).chats
 
 
 def test_a_key_that_is_not_the_servers_is_told_without_it(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
