@@ -6,6 +6,7 @@ both, whatever directory it lies in, so that clients keep what they ask for when
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shlex
@@ -87,8 +88,10 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of its API; a server on all addresses is reached by loopback."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        """Of its API; a server on all addresses is reached by loopback of the same family: it may have no other."""
+        host = self.host or "0.0.0.0"
+        if _is_everywhere(host):
+            host = "::1" if ":" in host else "127.0.0.1"
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
@@ -233,6 +236,14 @@ def smoke(server: Server, question: str = SMOKE) -> Answer:
         what = f"{type(error).__name__}: {error}"
     what = Redactor({KEY_VARIABLE: key or ""})(what)
     raise ServiceError(f"a request was not answered: {what}", where=f"{server.url}{route}", hint=hint)
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether it stands for all addresses, however it is written."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def _is_default(template: object) -> bool:

@@ -230,6 +230,36 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::", "http://[::1]"),
+        ("0:0::0", "http://[::1]"),
+        ("::1", "http://[::1]"),
+        ("0.0.0.0", "http://127.0.0.1"),
+        ("127.0.0.1", "http://127.0.0.1"),
+        ("localhost", "http://localhost"),
+    ],
+)
+def test_it_is_asked_where_it_listens(host: str, url: str, stand_in: Path) -> None:
+    server = Server("vllm", stand_in / "m", "m", host=host, port=free_port())
+    assert server.url == f"{url}:{server.port}"
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with serving(server) as process:
+        wait_until_ready(server, process, 60)
+        assert smoke(server).text == "it says"
+
+
 KEY = "sk-of-a-colleague"
 
 
