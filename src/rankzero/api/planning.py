@@ -185,11 +185,13 @@ def serving_objects(
     from rankzero.launch.render.serving import ServingWishes
     from rankzero.launch.render.serving import serving_objects as render
     from rankzero.launch.server_arguments import require_no_secrets
+    from rankzero.launch.serving import require_servable
     from rankzero.spec.kinds import kind_section
 
     if not run.endswith((".yaml", ".yml")):
         hint = "rankzero serve RUN.yaml --cluster …: the spec says where on the cluster's volumes the result lies"
         raise UsageError("a cluster serves the run of a run.yaml", where=run, hint=hint)
+    require_servable(name or None, engine)  # a run's own name is always one
     require_no_secrets(more)
     if gpus > 1 and engine != "vllm":
         raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankzero.api.places import place
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
     from rankzero.launch.serving import Answer, Server
     from rankzero.run_dir.result import Result
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 READY_SECONDS = 1800.0
 """For loading a model."""
 
@@ -58,17 +56,15 @@ def plan_serving(
     is an adapter's base, where that is not where the run or the adapter says.
 
     Reads the result, to see that it is what the run wrote. Raises ConfigError where there is no result, or no server is
-    installed, UsageError for a name that cannot be one, StorageError where weights are damaged.
+    installed, UsageError for a name or an engine that cannot be one, StorageError where weights are damaged.
     """
     from rankzero.api.results import require_a_base
-    from rankzero.launch.serving import Server, choose_engine
+    from rankzero.launch.serving import Server, choose_engine, require_servable
     from rankzero.machine import cache_root
     from rankzero.run_dir.result import find_result
 
     called = name or _name_of(target)
-    if not _NAME.fullmatch(called):
-        hint = "letters, digits, dots, dashes and underscores: --name my-model"
-        raise UsageError(f"{called!r} cannot be a model's name", where="--name", hint=hint)
+    require_servable(called, engine)
     result = find_result(target, "writes", model=model)
     require_a_base(model, result, base=False)
     chosen = choose_engine(engine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.errors import ConfigError, Problem, ServiceError, UsageError
 from rankzero.launch import server_arguments
 from rankzero.launch.processes import signals_held, signals_to, stop_signals
 from rankzero.launch.server_arguments import KEY_FLAG, KEY_VARIABLE
@@ -32,6 +33,7 @@ POLL_SECONDS = 0.2
 ANSWER_SECONDS = 600.0
 """How long the first answer may take: kernels are compiled for it."""
 END_SECONDS = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _TAIL = 2000
 SMOKE = "Say hello."
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -124,13 +126,24 @@ class Answer:
     text: str
 
 
+def require_servable(name: str | None, engine: str) -> None:
+    """Raise UsageError where no server, here or in a pod, takes this name, or is called so."""
+    problems = []
+    if name is not None and not _NAME.fullmatch(name):
+        hint = "letters, digits, dots, dashes and underscores: --name my-model"
+        problems.append(Problem(f"{name!r} cannot be a model's name", "--name", hint))
+    if engine not in ("auto", "vllm", "transformers"):
+        problems.append(Problem(f"{engine!r} is no server", "--engine", "auto, vllm or transformers"))
+    if problems:
+        raise UsageError(problems)
+
+
 def choose_engine(wanted: str) -> Engine:
     """vLLM where it is installed, else `transformers serve`; or the one that is wanted.
 
     Raises ConfigError where what it needs is not installed, UsageError for another one.
     """
-    if wanted not in ("auto", "vllm", "transformers"):
-        raise UsageError(f"{wanted!r} is no server", where="--engine", hint="auto, vllm or transformers")
+    require_servable(None, wanted)
     if wanted in ("auto", "vllm") and _have("vllm"):
         return "vllm"
     if wanted == "vllm":
