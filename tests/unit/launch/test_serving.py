@@ -137,13 +137,6 @@ def test_clients_find_and_ask_for_the_same_whichever_run_is_served(tmp_path: Pat
     assert "RANKZERO_TOKEN" not in json.dumps(container["env"])
 
 
-def test_names_that_differ_only_in_capitals_are_two_servers(tmp_path: Path) -> None:
-    names = ["qwen", "Qwen", "QWEN", "qwen3.5", "my_model"]
-    called = [objects(tmp_path, "rook-ceph-1x2", name=name)[-1]["metadata"]["name"] for name in names]
-    assert len(set(called)) == len(names)
-    assert called[0] == "serve-qwen" and called[3:] == ["serve-qwen3-5-2fedcf", "serve-my-model-a26c63"], "as ever"
-
-
 def test_what_the_pod_would_refuse_is_refused_before_it_is_written(tmp_path: Path, installed: None) -> None:
     with pytest.raises(UsageError) as there:
         objects(tmp_path, "rook-ceph-1x2", name="my/model x", engine="nonsense")

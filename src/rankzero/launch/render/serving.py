@@ -73,9 +73,8 @@ def serving_objects(plan: Plan, wishes: ServingWishes) -> list[Manifest]:
 
 
 def serving_name(wishes: ServingWishes) -> str:
-    """Name of both objects: clients find the Service by what they ask it for. Capitals make another one, of a server
-    that answers to another name."""
-    return object_name(f"serve-{wishes.name}")
+    """Name of both objects: clients find the Service by what they ask it for."""
+    return object_name(f"serve-{wishes.name}".lower())
 
 
 def _labels(plan: Plan, wishes: ServingWishes) -> dict[str, str]:
