@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankzero.api.places import place
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from rankzero.launch.serving import Answer, Server
@@ -97,12 +97,16 @@ def prepare(serving: Serving) -> None:
     use(serving.server.model.parent)
     if serving.is_prepared:
         return
-    if serving.adapter is not None:
-        merge(str(serving.adapter), serving.server.model, model=serving.base)
-        return
-    with storage_errors(serving.server.model):
-        serving.server.model.parent.mkdir(parents=True, exist_ok=True)
-        serving.server.model.symlink_to(serving.weights)
+    try:
+        if serving.adapter is not None:
+            merge(str(serving.adapter), serving.server.model, model=serving.base)
+            return
+        with storage_errors(serving.server.model):
+            serving.server.model.parent.mkdir(parents=True, exist_ok=True)
+            serving.server.model.symlink_to(serving.weights)
+    except (ConfigError, StorageError):
+        if not serving.is_prepared:  # else another server has put the same there meanwhile
+            raise
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+import rankzero.api.results
 from rankzero.api.planning import serving_objects
-from rankzero.api.serving import plan_serving
+from rankzero.api.serving import plan_serving, prepare
 from rankzero.errors import ConfigError, ServiceError, StopNow, UsageError
 from rankzero.launch.labels import RUN
 from rankzero.launch.processes import signals_to, stop_signals
@@ -25,6 +27,7 @@ from rankzero.launch.render.content import to_yaml
 from rankzero.launch.serving import Answer, Server, choose_engine, require_free, serving, smoke, wait_until_ready
 from rankzero.spec.cluster_load import profiles
 from tests.support import vllm_stand_in
+from tests.support.adapters import tiny_adapter
 from tests.support.manifests import CORE_VERSIONS, check_core
 from tests.support.ports import free_port
 
@@ -208,6 +211,26 @@ def test_a_state_of_a_model_has_a_place_of_its_own(tiny: Path, own_cache: Path, 
         plan_serving(str(tiny), name="a/b@c")
     with pytest.raises(ConfigError, match="no such model on this machine"):
         plan_serving("some/model")
+
+
+def test_two_servers_of_one_model_prepare_it_at_a_time(
+    tiny: Path, tmp_path: Path, own_cache: Path, installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is done first has put it there, and the other one takes it."""
+    planned = plan_serving(str(tiny_adapter(tiny, tmp_path / "adapter")))
+    merge = rankzero.api.results.merge
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        merge(*arguments, **named)
+        return merge(*arguments, **named)
+
+    monkeypatch.setattr(rankzero.api.results, "merge", overtaken)
+    prepare(planned)
+    assert planned.is_prepared
+    shutil.rmtree(planned.server.model)
+    monkeypatch.setattr(rankzero.api.results, "merge", lambda *_, **__: merge("nowhere", tmp_path / "out"))
+    with pytest.raises(ConfigError):
+        prepare(planned)
 
 
 def test_a_taken_port_is_told_before_anything_is_made() -> None:
