@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rankzero.errors import Problem, StopNow, StorageError
-from rankzero.persist.run_store import RunStore, copy_url
+from rankzero.persist.run_store import RunStore, copy_url, newest_intact
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import settled
@@ -63,7 +63,10 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
     try:
         _tried(store.require_ours, say)
         there = _tried(store.newest_step, say)
-        if there is None or (here is not None and there <= here):
+        if there is None or (here is not None and there < here):
+            return
+        here = newest_intact(run_dir)  # one that is damaged here is whole there, perhaps
+        if here is not None and there <= here:
             return
         lease = Lease(run_dir.root)
         lease.acquire(say=say)  # nobody trains here meanwhile
@@ -155,6 +158,9 @@ def _last_copy(store: RunStore, say: Say) -> StorageError | None:
         _tried(store.upload, say)
     except StorageError as error:
         return error
+    finally:
+        with suppress(StorageError):  # who comes next has the place in any case
+            store.release()
     say(f"results copied to {store.url}")
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, StoppedError, StorageError
-from rankzero.run_dir.atomic import fsync_path, stage_name
+from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors
 
 
 @contextmanager
@@ -58,14 +59,27 @@ def inside(name: str, where: str) -> str:
     return name
 
 
+@contextmanager
+def _full_disk(local: Path) -> Iterator[None]:
+    """Of what a fetch fails by, what is no store's fault."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        with storage_errors(local):
+            raise
+
+
 def fetch(file_system: Any, remote: str, local: Path) -> os.stat_result:
     """One file, whole or not at all. Returns what the file that was put here is, should another take its place at
     once."""
     local.parent.mkdir(parents=True, exist_ok=True)
     staged = local.with_name(stage_name(local.name))
     try:
-        file_system.get_file(remote, str(staged))
-        fsync_path(staged)
+        with _full_disk(local):
+            file_system.get_file(remote, str(staged))
+            fsync_path(staged)
         about = staged.stat()
         staged.replace(local)
     finally:

@@ -16,8 +16,8 @@ from typing import Any
 
 from rankzero.errors import ConfigError, StorageError
 from rankzero.persist.objects import store_errors
-from rankzero.persist.sending import Sender, is_plain
-from rankzero.persist.stored_copy import StoredCopy, checkpoint_name, committed_in, sizes_fit
+from rankzero.persist.sending import Sender, is_plain, state
+from rankzero.persist.stored_copy import StoredCopy, TakenError, checkpoint_name, committed_in, sizes_fit
 from rankzero.run_dir.atomic import (
     MANIFEST,
     faults,
@@ -36,6 +36,7 @@ from rankzero.run_dir.setting import newest_manifest
 from rankzero.run_dir.steps import furthest
 from rankzero.spec.run_spec import RunSpec
 
+_AGAIN = "the next copy goes on"
 OWNER = ".lease.json"
 """In the copy: which process sends to it. Others, also of versions that do not know it, neither fetch nor send it."""
 
@@ -60,6 +61,7 @@ class RunStore:
         self._sender: Sender | None = None
         self._token = uuid.uuid4().hex
         self._damaged: set[int] = set()
+        self._report_before = state(run_dir.report)
 
     def require_ours(self) -> bool:
         """Raise OtherRunError where the store has another run under this name, by its newest checkpoint or, without
@@ -109,24 +111,30 @@ class RunStore:
         cut off is made again, and what it has left is removed. Raises StorageError.
         """
         self._clear()
-        here = self._run_dir.committed_steps()
+        try:
+            return self._restored(say)
+        finally:
+            self._report_before = state(self._run_dir.report)
+
+    def _restored(self, say: Callable[[str], None]) -> int | None:
+        intact = newest_intact(self._run_dir)
+        here = [step for step in whole_steps(self._run_dir) if intact is not None and step <= intact]
         with store_errors(self.url):
             names = self._copy.names()
             steps = sorted(committed_in(names), reverse=True)
-            newer_here = furthest(here, _bytes(self._run_dir.report)) > furthest(
-                steps, self._copy.text("report.json") or ""
-            )
+            there = furthest(steps, self._copy.text("report.json") or "")
+            is_as_far = furthest(here, _bytes(self._run_dir.report)) >= there
             for name in names:
                 local = self._run_dir.root / name
-                if is_plain(name) and not name.startswith(f"{FINAL}/") and not (newer_here and local.exists()):
+                if is_plain(name) and not name.startswith(f"{FINAL}/") and not (is_as_far and local.exists()):
                     self._copy.fetch(name, local)
-            if f"{FINAL}/{MANIFEST}" in names and not (newer_here and self._run_dir.final.exists()):
+            if f"{FINAL}/{MANIFEST}" in names and not (is_as_far and self._run_dir.final.exists()):
                 self._bring_result(names, say)
             best = self._copy.linked("best")
-            if best is not None and best in steps and self._is_here(best, names, say):
+            if best is not None and best in steps and (best in here or self._bring_checkpoint(best, names, say)):
                 self._run_dir.set_link("best", best)
             for step in steps:
-                if step > max(here, default=-1) and self._is_here(step, names, say):
+                if step > max(here, default=-1) and (step == best or self._bring_checkpoint(step, names, say)):
                     self._run_dir.set_link("last", step)
                     return step
         return None
@@ -154,9 +162,6 @@ class RunStore:
             with storage_errors(final):
                 replace_directory(staged, final)
 
-    def _is_here(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
-        return self._run_dir.checkpoint(step).is_dir() or self._bring_checkpoint(step, names, say)
-
     def _bring_checkpoint(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
         """False where its bytes are not those that were saved, which is spoken of."""
         name, place = checkpoint_name(step), self._run_dir.checkpoint(step)
@@ -167,6 +172,8 @@ class RunStore:
             with self._fetched(name, names) as staged:
                 verify_directory(staged)
                 with storage_errors(place):
+                    if place.exists():
+                        say(f"{place} is damaged; it is now {self._run_dir.set_aside(step)}")
                     staged.rename(place)
         except StorageError as error:
             self._damaged.add(step)
@@ -190,14 +197,33 @@ class RunStore:
     def upload(self) -> None:
         """Copy what is new. Raises StorageError, also where another run is there, or another process has begun to send
         since; what was copied stays, and the next call goes on."""
+        with store_errors(self.url):
+            if self._sender is not None and not self._is_owned():
+                self._sender = None  # another one has come, and gone
         if self._sender is None:
             self._sender = self._begun()
         with store_errors(self.url):
-            if self._copy.text(OWNER) not in (None, self._owner()):
-                what = "another start of a run with this name has begun to copy to this place since"
-                hint = "nothing more is sent from here: end one of the two, or give this one another name"
-                raise StorageError(what, where=self.url, hint=hint)
             self._sender.send()
+
+    def release(self) -> None:
+        """Nothing more is sent from here: who had the place before may have it again. Raises StorageError."""
+        with store_errors(self.url):
+            if self._sender is not None and self._copy.text(OWNER) == self._owner():
+                self._copy.remove(OWNER)
+        self._sender = None
+
+    def _is_owned(self) -> bool:
+        """Whether this process is the one that sends; False where none is. Raises TakenError where another is."""
+        held = self._copy.text(OWNER)
+        if held in (None, self._owner()):
+            return held is not None
+        what = "another start of a run with this name has begun to copy to this place since"
+        hint = "nothing is sent from here until it ends; where it was killed, this command given again has the place"
+        raise TakenError(what, where=self.url, hint=hint)
+
+    def _require_owned(self) -> None:
+        if not self._is_owned():
+            raise TakenError("another start has copied to this place since", where=self.url, hint=_AGAIN)
 
     def _begun(self) -> Sender:
         """What sends from now on, alone. What others have sent since this run began is looked at first."""
@@ -209,12 +235,38 @@ class RunStore:
             what = "a result is there that may be another run's, and is compared with the first checkpoint here"
             raise StorageError(what, where=self.url, hint="nothing is sent until then")
         with store_errors(self.url):
-            sender = Sender(self._run_dir, self._copy, self._spec.checkpoint.keep, self._damaged)
+            keep = self._spec.checkpoint.keep
+            sender = Sender(
+                self._run_dir,
+                self._copy,
+                keep,
+                damaged=self._damaged,
+                owned=self._require_owned,
+                report_before=self._report_before,
+            )
             self._copy.write(OWNER, self._owner())
         return sender
 
     def _owner(self) -> str:
         return json.dumps({"token": self._token, "host": socket.gethostname()}) + "\n"
+
+
+def whole_steps(run_dir: RunDir) -> list[int]:
+    """Steps whose checkpoints are here with all their files, by these files' sizes; newest first."""
+    return [step for step in run_dir.committed_steps() if _is_intact(run_dir, step, hashes=False)]
+
+
+def newest_intact(run_dir: RunDir) -> int | None:
+    """Of the checkpoints here; all of its bytes are read, as a start reads them anyway."""
+    return next((step for step in run_dir.committed_steps() if _is_intact(run_dir, step)), None)
+
+
+def _is_intact(run_dir: RunDir, step: int, *, hashes: bool = True) -> bool:
+    try:
+        verify_directory(run_dir.checkpoint(step), hashes=hashes)
+    except StorageError:
+        return False
+    return True
 
 
 def _bytes(path: Path) -> bytes:

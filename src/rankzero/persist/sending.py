@@ -7,14 +7,14 @@ behind them. What cannot be read here keeps nothing else from being sent.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rankzero.directories import files_below
 from rankzero.errors import Problem, StorageError
-from rankzero.persist.stored_copy import StoredCopy, checkpoint_name, committed_in, sizes_fit, steps_in
+from rankzero.persist.stored_copy import StoredCopy, TakenError, checkpoint_name, committed_in, sizes_fit, steps_in
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, read_manifest, storage_errors, verify_directory
 from rankzero.run_dir.paths import LINKS, LinkName, RunDir
 from rankzero.run_dir.result import FINAL, is_weights
@@ -51,7 +51,7 @@ def _is_record(name: str) -> bool:
     return name.startswith(_RECORDS)
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def state(path: Path) -> tuple[int, int, int] | None:
     """Another one for each thing that a file was replaced by; None where there is no file."""
     try:
         stat = path.stat()
@@ -63,37 +63,51 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 class Sender:
     """Keeps a copy like the run directory, as one process may that knows both to be of one run."""
 
-    def __init__(self, run_dir: RunDir, copy: StoredCopy, keep: int, damaged: set[int]) -> None:
-        """`keep`: as checkpoint.keep. `damaged`: steps whose checkpoints there are not what was saved. Reads what is
-        there. Raises StorageError where that is further than what is here: then nothing of it may be replaced."""
-        self._run_dir, self._copy, self._keep = run_dir, copy, keep
+    def __init__(
+        self,
+        run_dir: RunDir,
+        copy: StoredCopy,
+        keep: int,
+        *,
+        damaged: set[int],
+        owned: Callable[[], None],
+        report_before: object,
+    ) -> None:
+        """`keep`: as checkpoint.keep. `damaged`: steps whose checkpoints there are not what was saved. `owned` raises
+        TakenError where another process has the copy since. `report_before`: the `state` of report.json when this
+        process began. Reads what is there. Raises StorageError where that is further than what is here: then nothing
+        of it may be replaced."""
+        self._run_dir, self._copy, self._keep, self._owned = run_dir, copy, keep, owned
         self._sent: dict[str, object] = {}
         self._failed: list[Problem] = []
         names = copy.names()
         self._unfinished = [name for name in names if name.rpartition("/")[2].startswith(TEMPORARY_PREFIX)]
-        self._whole = {step for step in committed_in(names) - damaged if self._is_as_here(step, names)}
+        whole = {step for step in committed_in(names) - damaged if self._is_whole(step, names)}
+        self._whole = {step for step in whole if self._is_as_here(step)}
+        """Steps whose checkpoints are there as they are here, where they are here."""
         self._others = committed_in(names) - self._whole
         self._there = steps_in(names)
-        here, there = max(run_dir.committed_steps(), default=-1), max(self._whole, default=-1)
-        if there > here:
-            what = f"the run is at step {there} there, and at step {max(here, 0)} here"
-            raise StorageError(what, where=copy.url, hint="nothing is sent until it is as far here")
+        self._compared = {step: self._made(step) for step in run_dir.committed_steps()}
         self._reported = furthest((), copy.text("report.json") or "")
+        self._report_before = report_before
+        self._require_as_far(run_dir.committed_steps())
 
     def send(self) -> None:
         """Copy what is new. Raises whatever the store does; and StorageError, when all else is there, of what could
-        not be read here."""
+        not be read here, or has to wait."""
         self._failed = []
+        here = self._run_dir.committed_steps()  # before the records, which then tell of all of them
+        self._require_as_far(here)
         while self._unfinished:
             self._copy.remove(self._unfinished.pop())
-        here = self._run_dir.committed_steps()  # before the records, which then tell of all of them
-        newer_there = self._reported > furthest(here, self._report())
+        newer_there = self._has_newer_report(here)
         if not newer_there:
             self._send_files(records=True)
-        for step in sorted(set(here) - self._whole):
-            with self._unless_damaged():
-                self._send_checkpoint(step)
-        self._prune([step for step in here if step in self._whole])
+        for step in sorted(here):
+            self._compare(step)
+            if step not in self._whole:
+                with self._unless_damaged():
+                    self._send_checkpoint(step)
         for link in LINKS:
             self._send_link(link)
         if not newer_there:
@@ -102,8 +116,28 @@ class Sender:
             self._send_files(records=False)
             for name in _REMOVED:
                 self._remove_where_gone(name)
+        self._prune([step for step in here if step in self._whole])  # last: some may put and not delete
         if self._failed:
             raise StorageError(self._failed)
+
+    def _require_as_far(self, here: list[int]) -> None:
+        """As a run is not that went on while the store was down, or from an older checkpoint than is there."""
+        newest, there = max(here, default=-1), max(self._whole, default=-1)
+        if there > newest:
+            what = f"the run is at step {there} there, and at step {max(newest, 0)} here"
+            raise StorageError(what, where=self._copy.url, hint="nothing is sent until it is as far here")
+
+    def _has_newer_report(self, here: list[int]) -> bool:
+        """Whether what is there tells of an end of more steps, and this run has come to none since. It is told of."""
+        if state(self._run_dir.report) not in (None, self._report_before):
+            return False
+        step = furthest(here, self._report())
+        if self._reported <= step:
+            return False
+        what = f"the run has ended at step {self._reported} there, and is at step {step} here"
+        hint = "until it ends, or is as far, only its checkpoints are sent; to send all now, remove report.json there"
+        self._failed.append(Problem(what, self._copy.url, hint))
+        return True
 
     def _report(self) -> bytes:
         with suppress(FileNotFoundError):
@@ -115,18 +149,36 @@ class Sender:
         """What is wrong with one thing here is told of when all others are there."""
         try:
             yield
+        except TakenError:
+            raise
         except StorageError as error:
             self._failed += error.problems
 
-    def _is_as_here(self, step: int, names: Mapping[str, int]) -> bool:
-        """Whether a checkpoint there is whole by its files' sizes, and the one that is here, where that is."""
+    def _is_whole(self, step: int, names: Mapping[str, int]) -> bool:
+        """Whether a checkpoint there has all its files, by their sizes."""
         there = self._copy.manifest(checkpoint_name(step))
-        if there is None or not sizes_fit(there, checkpoint_name(step), names):
-            return False
+        return there is not None and sizes_fit(there, checkpoint_name(step), names)
+
+    def _is_as_here(self, step: int) -> bool:
+        """Whether a checkpoint there is the one that is here, or here there is none, or a damaged one."""
         try:
-            return verify_directory(self._run_dir.checkpoint(step), hashes=False) == there
+            here = verify_directory(self._run_dir.checkpoint(step), hashes=False)
         except StorageError:
-            return True  # it is not here, or it is damaged here
+            return True
+        return here == self._copy.manifest(checkpoint_name(step))
+
+    def _made(self, step: int) -> object:
+        """Another value for each checkpoint that has been made of a step."""
+        return state(self._run_dir.checkpoint(step) / MANIFEST)
+
+    def _compare(self, step: int) -> None:
+        """Once each time that a step's checkpoint was made: after a damaged one, again."""
+        made = self._made(step)
+        if self._compared.get(step) != made:
+            self._compared[step] = made
+            if step in self._whole and not self._is_as_here(step):
+                self._whole.discard(step)
+                self._others.add(step)
 
     def _prune(self, here: list[int]) -> None:
         """Remove what the run itself, had it never moved, would not have any more: `keep` newer ones are here, and it
@@ -156,9 +208,10 @@ class Sender:
                 self._remove_checkpoint(step)
             self._there.add(step)
             for path in files:
+                self._owned()
                 self._copy.put(path, f"{name}/{path.relative_to(directory).as_posix()}")
-        except (FileNotFoundError, StorageError):
-            if directory.exists():
+        except (FileNotFoundError, StorageError) as error:
+            if directory.exists() or isinstance(error, TakenError):
                 raise
             self._remove_checkpoint(step)
         else:
@@ -177,18 +230,18 @@ class Sender:
                         self._send_file(path, name)
 
     def _send_file(self, path: Path, name: str) -> None:
-        state = _state(path)
-        if state is None or self._sent.get(name) == state:
+        now = state(path)
+        if now is None or self._sent.get(name) == now:
             return
         try:
             with storage_errors(path):
                 path.open("rb").close()
             self._copy.put(path, name)
         except (FileNotFoundError, StorageError):
-            if _state(path) == state:
+            if state(path) == now:
                 raise
             return  # replaced or removed meanwhile: the next copy has it, or needs it no more
-        self._sent[name] = state
+        self._sent[name] = now
 
     def _remove_where_gone(self, name: str) -> None:
         if not (self._run_dir.root / name).exists() and self._sent.get(name, "unknown") is not None:
@@ -220,16 +273,19 @@ class Sender:
             there = {name: size for name, size in self._copy.names().items() if name.startswith(f"{FINAL}/")}
             weights = {name for name in ours if is_weights(name)}
             same = self._copy.manifest(FINAL) == manifest and all(there.get(name) == ours[name] for name in weights)
+            self._owned()
             if not same:
                 self._copy.remove(f"{FINAL}/{MANIFEST}")
             for name in sorted(ours.keys() - {f"{FINAL}/{MANIFEST}"} - (weights if same else set())):
+                self._owned()
                 self._copy.put(self._run_dir.root / name, name)
             for name in sorted(there.keys() - ours.keys()):
                 self._copy.remove(name)
             if not same and self._result_files() == before:
+                self._owned()
                 self._copy.put(final / MANIFEST, f"{FINAL}/{MANIFEST}")
-        except (FileNotFoundError, StorageError):
-            if self._result_files() == before:
+        except (FileNotFoundError, StorageError) as error:
+            if self._result_files() == before or isinstance(error, TakenError):
                 raise
         else:
             self._sent[FINAL] = before
@@ -239,14 +295,16 @@ class Sender:
         final = self._run_dir.final
         with storage_errors(final):
             found = files_below(final, living=True) if final.is_dir() else ()
-            states = {path.relative_to(final).as_posix(): _state(path) for path in found if not path.is_symlink()}
-        return {name: state for name, state in states.items() if state is not None and is_plain(name)}
+            states = {path.relative_to(final).as_posix(): state(path) for path in found if not path.is_symlink()}
+        return {name: one for name, one in states.items() if one is not None and is_plain(name)}
 
     def _require_whole(self, manifest: Mapping[str, Any], ours: Mapping[str, int]) -> None:
-        """Raise StorageError where weights here are not as long as they were saved: they may be whole there."""
+        """Raise StorageError where a file is missing here, or weights are not as long as they were saved: they may be
+        whole there."""
         for name, entry in manifest["files"].items():
-            size = ours.get(f"{FINAL}/{name}", 0)
-            if is_weights(name) and size != entry["size"]:
-                what = f"{size} bytes where {entry['size']} were saved: the result is damaged here and is not sent"
+            size = ours.get(f"{FINAL}/{name}")
+            if size is None or (is_weights(name) and size != entry["size"]):
+                found = "it is missing" if size is None else f"{size} bytes where {entry['size']} were saved"
+                what = f"{found}: the result is damaged here and is not sent"
                 hint = "give the run's `rankzero train` command again: it writes a damaged result anew"
                 raise StorageError(what, where=str(self._run_dir.final / name), hint=hint)

@@ -41,6 +41,10 @@ def sizes_fit(manifest: Mapping[str, Any], directory: str, names: Mapping[str, i
     return all(names.get(f"{directory}/{name}") == entry["size"] for name, entry in manifest["files"].items())
 
 
+class TakenError(StorageError):
+    """Another process sends to this place since."""
+
+
 class StoredCopy:
     """A place in an object store. Methods raise whatever its library raises: `store_errors` names the store."""
 

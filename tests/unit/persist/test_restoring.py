@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import StorageError
-from rankzero.persist import copying
+from rankzero.persist import copying, objects
 from rankzero.persist.pulling import pull
 from rankzero.persist.sources import ObjectSource
 from rankzero.persist.stored_copy import StoredCopy
@@ -62,6 +62,53 @@ def test_what_tells_of_more_steps_here_stays(run: RunDir, place: Path) -> None:
     assert run.metrics.read_text() == "of twenty" and json.loads(run.report.read_text()) == {"steps": 20}
     assert (run.final / WEIGHTS).read_text() == "of twenty"
     assert run.log(0).read_text() == "only there"
+
+
+def test_what_is_here_of_the_same_end_stays(run: RunDir, place: Path) -> None:
+    """Measured, edited and exported since; the checkpoints were removed to free the disk."""
+    run.evaluation.write_text('{"first": 1}')
+    store_of(run, place.as_uri()).upload()
+    run.evaluation.write_text('{"first": 1, "second": 2}')
+    (run.final / "config").write_text("edited")
+    (run.final / "mine.gguf").write_text("exported")
+    before = {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
+    shutil.rmtree(run.checkpoints)
+    copying.bring_back(run, store_of(run, place.as_uri()), print)
+    for path, data in before.items():
+        assert path.read_bytes() == data, path
+
+
+@pytest.mark.parametrize("best", [10, 15])
+@pytest.mark.parametrize("text", ["", "weights 1S"])
+def test_a_checkpoint_that_is_damaged_here_comes_whole_from_there(
+    run: RunDir, place: Path, best: int, text: str
+) -> None:
+    checkpoint(run, 15)
+    run.set_link("best", best)
+    store_of(run, place.as_uri()).upload()
+    (run.checkpoint(15) / "adapter" / "weights").write_text(text)
+    said: list[str] = []
+    copying.bring_back(run, store_of(run, place.as_uri()), said.append)
+    verify_directory(run.checkpoint(15))
+    assert run.steps_set_aside() == {15} and run.committed_steps() == [15, 10]
+    assert (run.read_link("last"), run.read_link("best")) == (15, best)
+    assert "is damaged; it is now" in said[0] and "step 15 brought back" in said[-1]
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_store(
+    run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_of(run, place.as_uri()).upload()
+    back = RunDir(tmp_path / "back" / "r")
+
+    def full(_path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(objects, "fsync_path", full)
+    with pytest.raises(StorageError, match="No space left on device") as failed:
+        copying.bring_back(back, store_of(back, place.as_uri()), lambda _said: None)
+    told = failed.value.problems[0]
+    assert told.where.startswith(str(back.root)) and "free space on this volume" in told.hint
 
 
 def test_a_result_comes_as_it_is_there(run: RunDir, place: Path, tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ def test_a_result_that_is_further_there_stays_until_the_run_is_as_far(run: RunDi
     run = trained(run.root.parent, 0)
     save(run, 5)
     store = store_of(run, url)
-    store.upload()
+    with pytest.raises(StorageError, match="has ended at step 10 there, and is at step 5 here"):
+        store.upload()
     assert (place / "checkpoints/step-5" / MANIFEST).is_file()
     assert json.loads((place / "report.json").read_text()) == {"steps": 10}
     assert (place / "final/model.safetensors").read_text() == "of ten"
@@ -213,6 +214,23 @@ def test_a_result_that_is_further_there_stays_until_the_run_is_as_far(run: RunDi
     store.upload()
     assert not (place / "report.json").exists(), "it is that of an earlier end"
     assert (place / "final/model.safetensors").read_text() == "of ten", "there is no newer one yet"
+
+
+def test_an_end_of_fewer_steps_takes_the_place_of_one_of_more(run: RunDir, place: Path) -> None:
+    """The checkpoints of the first are gone here and there, and the second has ended early."""
+    url = place.as_uri()
+    save(run, 10)
+    end(run, "of ten", 10)
+    store_of(run, url).upload()
+    shutil.rmtree(place / "checkpoints")
+    shutil.rmtree(run.root)
+    run = trained(run.root.parent, 0)
+    with copying.copied([store_of(run, url)], print) as failures:
+        save(run, 8)
+        end(run, "of eight", 8)
+    assert not failures
+    assert (place / "final/model.safetensors").read_text() == "of eight"
+    assert json.loads((place / "report.json").read_text()) == {"steps": 8}
 
 
 def test_what_a_longer_run_takes_away_goes_there_too(run: RunDir, place: Path) -> None:
@@ -243,6 +261,58 @@ def test_the_copy_of_a_best_checkpoint_that_is_lost_here_stays(run: RunDir, plac
         store.upload()
     assert (place / "best").read_text() == "checkpoints/step-5\n"
     verify_directory(place / "checkpoints" / "step-5")
+
+
+def test_a_result_that_lacks_a_file_here_takes_none_away_there(run: RunDir, place: Path) -> None:
+    save(run, 5)
+    end(run, "the result", 5)
+    store_of(run, place.as_uri()).upload()
+    there = everything(place / "final")
+    (run.final / "config").unlink()
+    with pytest.raises(StorageError, match="the result is damaged here and is not sent"):
+        store_of(run, place.as_uri()).upload()
+    assert everything(place / "final") == there
+
+
+def test_who_may_put_and_not_delete_has_everything_there(
+    run: RunDir, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"checkpoint": {"keep": 1}}
+    save(run, 10, keep=1)
+    store = store_of(run, place.as_uri(), **kept)
+    store.upload()
+    save(run, 20, keep=1)
+    end(run, "the result", 20)
+
+    def refused(copy: StoredCopy, name: str) -> None:
+        if (place / name).exists():
+            raise PermissionError(13, "DeleteObject")
+
+    monkeypatch.setattr(StoredCopy, "remove", refused)
+    with pytest.raises(StorageError, match="DeleteObject"):
+        store.upload()
+    assert everything(run.final) == everything(place / "final") and (place / "report.json").is_file()
+    verify_directory(place / "checkpoints" / "step-20")
+
+
+def test_a_step_that_is_made_again_here_is_sent_again(run: RunDir, place: Path) -> None:
+    """As after a start has set a damaged checkpoint aside and gone on from the one before."""
+    for step in (10, 20):
+        save(run, step)
+    store = store_of(run, place.as_uri())
+    store.upload()
+    there = everything(place)
+    run.set_aside(20)
+    run.set_link("last", 10)
+    log(run, 12, "again")
+    with pytest.raises(StorageError, match="at step 20 there, and at step 10 here"):
+        store.upload()
+    assert everything(place) == there
+    log(run, 20, "again")
+    checkpoint(run, 20, train={"micro_batch_tokens": 4096})
+    store.upload()
+    assert everything(place / "checkpoints" / "step-20") == everything(run.checkpoint(20))
+    assert (place / "metrics.jsonl").read_bytes() == run.metrics.read_bytes()
 
 
 @pytest.mark.parametrize("what", ["final", "checkpoint"])
@@ -411,6 +481,60 @@ def test_who_comes_to_its_first_copy_late_looks_again(run: RunDir, place: Path, 
     with pytest.raises(StorageError, match=r"learning_rate"):
         first.upload()
     assert everything(place) == there
+
+
+def test_who_had_the_place_before_has_it_again_when_the_other_ends(run: RunDir, place: Path, tmp_path: Path) -> None:
+    """A second start that was refused, or was a mistake."""
+    url = place.as_uri()
+    save(run, 10)
+    first = store_of(run, url)
+    first.upload()
+    other = RunDir(tmp_path / "there" / "r")
+    other.root.mkdir(parents=True)
+    second = store_of(other, url)
+    copying.bring_back(other, second, print)
+    with copying.copied([second], print) as failures:
+        second.upload()
+        save(run, 20)
+        with pytest.raises(StorageError, match="another start"):
+            first.upload()
+    assert not failures
+    first.upload()
+    assert (place / "checkpoints" / "step-20" / MANIFEST).is_file()
+    first.release()
+    assert not (place / ".lease.json").exists()
+
+
+def test_nothing_is_mixed_where_the_place_is_taken_in_the_middle_of_a_copy(
+    run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = place.as_uri()
+    save(run, 10)
+    hung = store_of(run, url)
+    hung.upload()
+    other = RunDir(tmp_path / "there" / "r")
+    other.root.mkdir(parents=True)
+    store = store_of(other, url)
+    copying.bring_back(other, store, print)
+    save(run, 20)
+    end(run, "of the one that hung", 20)
+    log(other, 20)
+    checkpoint(other, 20, train={"micro_batch_tokens": 4096})
+    put, taken = StoredCopy.put, iter([True])
+
+    def slow(copy: StoredCopy, path: Path, name: str) -> None:
+        if path == run.checkpoint(20) / "adapter" / "weights":
+            put(copy, path, name)
+            if next(taken, False):
+                store.upload()
+            return
+        put(copy, path, name)
+
+    monkeypatch.setattr(StoredCopy, "put", slow)
+    with pytest.raises(StorageError, match="another start"):
+        hung.upload()
+    assert everything(place / "checkpoints" / "step-20") == everything(other.checkpoint(20))
+    assert not (place / "final").exists()
 
 
 def test_who_was_replaced_on_another_machine_sends_nothing_more(run: RunDir, place: Path, tmp_path: Path) -> None:
