@@ -14,6 +14,7 @@ from rankzero.api.training import kept_elsewhere
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import ConfigError, StoppedError
 from rankzero.persist import copying, pulling
+from rankzero.persist.stored_copy import StoredCopy
 from rankzero.run_dir.atomic import MANIFEST, read_manifest, verify_directory
 from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.paths import RunDir
@@ -91,6 +92,18 @@ def test_through_an_outage_and_without_its_directory(
     assert weights(pulled.root) == weights(run_root(here))
     verify_directory(pulled.final)
     verify_directory(pulled.checkpoint(12))
+
+
+def test_what_is_removed_there_is_that_alone(store: Store) -> None:
+    """Names there are no patterns, which a store's own `rm` takes them for."""
+    copy = StoredCopy(f"s3://{BUCKET}/a[1]/r")
+    for name in ("final/a1", "final/a[1]", "final/a*", "checkpoints/step-5/weights", "checkpoints/step-55/weights"):
+        copy.write(name, name)
+    copy.remove("final/a[1]")
+    copy.remove("final/a*")
+    copy.remove("checkpoints/step-5")
+    copy.remove("checkpoints/step-7")
+    assert sorted(copy.names()) == ["checkpoints/step-55/weights", "final/a1"]
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+from rankzero.engine.checkpoint import prune_checkpoints
 from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
@@ -36,3 +40,36 @@ def result(run: RunDir, text: str, *, data: str = "d") -> None:
     (staged / "model.safetensors").write_text(text)
     about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data}
     commit_directory(staged, run.final, about)
+
+
+def trained(root: Path, step: int) -> RunDir:
+    """A run that has logged so many steps."""
+    run = RunDir(root / "r")
+    run.root.mkdir(parents=True)
+    log(run, step)
+    return run
+
+
+def log(run: RunDir, step: int, by: str = "") -> None:
+    run.metrics.write_text("".join(json.dumps({"step": number, "by": by}) + "\n" for number in range(1, step + 1)))
+
+
+def logged(run: RunDir) -> int:
+    return len(run.metrics.read_text().splitlines())
+
+
+def save(run: RunDir, step: int, *, keep: int = 3) -> None:
+    """As a run does: its steps are in its records before they are in a checkpoint."""
+    log(run, step)
+    checkpoint(run, step)
+    prune_checkpoints(run, keep=keep, best_step=None)
+
+
+def end(run: RunDir, text: str, steps: int) -> None:
+    shutil.rmtree(run.final, ignore_errors=True)
+    result(run, text)
+    run.report.write_text(json.dumps({"steps": steps}))
+
+
+def everything(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

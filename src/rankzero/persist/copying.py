@@ -48,7 +48,9 @@ def settled_by_copies(spec: RunSpec, urls: Sequence[str], say: Say, *, in_pods: 
 
 
 def _not_started(error: StorageError, url: str) -> StorageError:
-    hint = "a run may be there that this one would write over: try again, or leave the copy's URL out"
+    hint = "a run may be there that this one would write over: try again"
+    if all(problem.where == url for problem in error.problems):  # the store's own fault, and not the disk's here
+        hint += ", or leave the copy's URL out"
     return StorageError([*error.problems, Problem("so nothing was started", url, hint)])
 
 
@@ -63,6 +65,9 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
     try:
         _tried(store.require_ours, say)
         there = _tried(store.newest_step, say)
+        if here is None and there is None and _tried(store.newest_manifest, say) is not None:
+            say(f"{store.url} has a result of this run and no checkpoint: it is trained from its beginning")
+            say(f"the result stays there until this run has ended; `rankzero pull {run_dir.root.name} …` brings it")
         if there is None or (here is not None and there < here):
             return
         here = newest_intact(run_dir)  # one that is damaged here is whole there, perhaps

@@ -10,14 +10,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rankzero.directories import files_below
 from rankzero.errors import Problem, StorageError
 from rankzero.persist.stored_copy import StoredCopy, TakenError, checkpoint_name, committed_in, sizes_fit, steps_in
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, read_manifest, storage_errors, verify_directory
 from rankzero.run_dir.paths import LINKS, LinkName, RunDir
-from rankzero.run_dir.result import FINAL, is_weights
+from rankzero.run_dir.result import FINAL, is_weights, require_whole
 from rankzero.run_dir.steps import furthest
 
 _NOT_COPIED = ("lease.json", "stop")
@@ -188,8 +187,12 @@ class Sender:
         doomed = {step for step in self._there - set(here) if step < oldest_kept}
         if doomed:
             doomed -= {self._copy.linked("best")} | self._run_dir.steps_set_aside()
-        for step in sorted(doomed):
-            self._remove_checkpoint(step)
+        try:
+            for step in sorted(doomed):
+                self._remove_checkpoint(step)
+        except PermissionError as error:
+            hint = "give it the right to delete, or let checkpoint.keep be as many as there are"
+            self._failed.append(Problem(f"old checkpoints stay there: {error}", self._copy.url, hint))
 
     def _remove_checkpoint(self, step: int) -> None:
         self._copy.remove(f"{checkpoint_name(step)}/{MANIFEST}")  # what is left by a kill from here on is none
@@ -269,7 +272,7 @@ class Sender:
         try:
             manifest = read_manifest(final)
             ours = {f"{FINAL}/{name}": state[1] for name, state in before.items()}
-            self._require_whole(manifest, ours)
+            require_whole(final, manifest)
             there = {name: size for name, size in self._copy.names().items() if name.startswith(f"{FINAL}/")}
             weights = {name for name in ours if is_weights(name)}
             same = self._copy.manifest(FINAL) == manifest and all(there.get(name) == ours[name] for name in weights)
@@ -297,14 +300,3 @@ class Sender:
             found = files_below(final, living=True) if final.is_dir() else ()
             states = {path.relative_to(final).as_posix(): state(path) for path in found if not path.is_symlink()}
         return {name: one for name, one in states.items() if one is not None and is_plain(name)}
-
-    def _require_whole(self, manifest: Mapping[str, Any], ours: Mapping[str, int]) -> None:
-        """Raise StorageError where a file is missing here, or weights are not as long as they were saved: they may be
-        whole there."""
-        for name, entry in manifest["files"].items():
-            size = ours.get(f"{FINAL}/{name}")
-            if size is None or (is_weights(name) and size != entry["size"]):
-                found = "it is missing" if size is None else f"{size} bytes where {entry['size']} were saved"
-                what = f"{found}: the result is damaged here and is not sent"
-                hint = "give the run's `rankzero train` command again: it writes a damaged result anew"
-                raise StorageError(what, where=str(self._run_dir.final / name), hint=hint)

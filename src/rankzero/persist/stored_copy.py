@@ -111,8 +111,14 @@ class StoredCopy:
 
     def remove(self, name: str) -> None:
         """A file, or a directory with all that is in it, where it is there."""
+        from fsspec.asyn import AsyncFileSystem
+
         with suppress(FileNotFoundError):
-            self._store.rm(self._path(name), recursive=True)
+            if not isinstance(self._store, AsyncFileSystem):
+                self._store.rm(self._path(name), recursive=True)
+                return
+            for path in self._store.find(self._path(name)):  # one by one: `rm` takes names there for patterns
+                self._store.rm_file(path)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)

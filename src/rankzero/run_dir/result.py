@@ -32,6 +32,7 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 """What the chat template was given: in a card, and in the manifest of a model that has none."""
 DEFAULT_OUTPUT = "runs"
 _NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
+_MADE_ANEW = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
 _SHOWN = 5
 
 
@@ -272,6 +273,14 @@ def is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
+def require_whole(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise StorageError where a file of a result is missing, or weights have not as many bytes as they had. Reads
+    none."""
+    for name, fault in faults(directory, manifest, hashes=False).items():
+        if is_weights(name) or not (directory / name).is_file():
+            raise _with_hint(fault, _MADE_ANEW)
+
+
 def verify_result(directory: Path) -> tuple[str, ...]:
     """Check the files of a result, or of the checkpoint that `directory` lies in, against the manifest that they were
     committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
@@ -291,8 +300,7 @@ def verify_result(directory: Path) -> tuple[str, ...]:
     found = faults(root, {"files": files})
     for name, fault in found.items():
         if is_weights(name) or not (root / name).is_file():
-            again = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
-            raise _with_hint(fault, again)
+            raise _with_hint(fault, _MADE_ANEW)
     return tuple(found)
 
 

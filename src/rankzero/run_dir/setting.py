@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.result import require_whole
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.diff import Change, beside_prefix, compare, identity_at, name_beside, perhaps_the_same
 from rankzero.spec.local_paths import is_gone, is_there
@@ -153,12 +154,14 @@ def _run_dir(spec: RunSpec) -> RunDir:
 
 
 def is_finished(run_dir: RunDir, spec: RunSpec) -> bool:
-    """Whether this spec's final weights and report are there, and no checkpoint is newer than they are.
+    """Whether this spec's final weights and report are there, with the sizes that they had, and no checkpoint is newer
+    than they are.
 
-    Does not look at data and model, as a start of the engine does.
+    Does not look at data and model, nor at every byte, as a start of the engine does.
     """
     try:
         final = read_manifest(run_dir.final)
+        require_whole(run_dir.final, final)
         report = json.loads(run_dir.report.read_text(encoding="utf-8"))
         same = RunSpec.model_validate(final.get("spec")) == spec
     except (StorageError, OSError, ValueError):  # a ValidationError among them: of a version with other fields

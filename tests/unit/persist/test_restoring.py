@@ -109,6 +109,18 @@ def test_a_disk_that_is_full_is_no_fault_of_the_store(
         copying.bring_back(back, store_of(back, place.as_uri()), lambda _said: None)
     told = failed.value.problems[0]
     assert told.where.startswith(str(back.root)) and "free space on this volume" in told.hint
+    assert "leave the copy" not in failed.value.problems[-1].hint
+
+
+def test_a_result_that_has_lost_its_checkpoints_is_told_of(run: RunDir, place: Path, tmp_path: Path) -> None:
+    store_of(run, place.as_uri()).upload()
+    shutil.rmtree(place / "checkpoints")
+    back, said = RunDir(tmp_path / "back" / "r"), []
+    copying.bring_back(back, store_of(back, place.as_uri()), said.append)
+    assert "has a result of this run and no checkpoint" in said[0] and "rankzero pull" in said[1]
+    said.clear()
+    copying.bring_back(run, store_of(run, place.as_uri()), said.append)
+    assert not said, "its checkpoints are here"
 
 
 def test_a_result_comes_as_it_is_there(run: RunDir, place: Path, tmp_path: Path) -> None:

@@ -180,3 +180,23 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path: Path) -> Non
     commit_directory(run_dir.root / "staged", run_dir.final, {"spec": held})
     assert is_finished(run_dir, run)
     assert not is_finished(run_dir, spec(tmp_path, checkpoint={"final": "last"}))
+
+
+@pytest.mark.parametrize("damage", ["none", "edited", "cut off", "lost"])
+def test_a_result_that_is_damaged_finishes_no_run(damage: str, tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    save(run)
+    run_dir = RunDir(tmp_path / "r")
+    run_dir.report.write_text('{"steps": 5}')
+    staged = run_dir.root / "staged"
+    staged.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (staged / name).write_text("whole")
+    commit_directory(staged, run_dir.final, {"spec": run.model_dump(mode="json")})
+    if damage == "cut off":
+        (run_dir.final / "model.safetensors").write_text("who")
+    elif damage == "edited":
+        (run_dir.final / "tokenizer.json").write_text("by somebody")
+    elif damage == "lost":
+        (run_dir.final / "tokenizer.json").unlink()
+    assert is_finished(run_dir, run) is (damage in ("none", "edited"))
