@@ -33,6 +33,9 @@ _STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 _CAUSE, _EXIT_CODE = "cause", "exit_code"
+_ENDS = "ends_at"
+"""Of a trial that is to end early: the evaluation that ends it, by its number and its value. It is noted before either
+counts: a kill in between leaves a verdict that the next start carries out, and no other trial's score can change."""
 _OF_A_RUNG = "completed_rung_"
 """What Optuna's successive halving notes of a trial while it judges."""
 
@@ -74,6 +77,9 @@ class Record:
             self._study = optuna.create_study(
                 storage=self._storage, study_name=self._name, direction=self._direction, load_if_exists=True
             )
+            for one in self._frozen():
+                if one.state == TrialState.RUNNING and _ENDS in one.user_attrs:
+                    self._end(one, *one.user_attrs[_ENDS])
 
     @property
     def trials(self) -> list[Trial]:
@@ -112,9 +118,11 @@ class Record:
         with self._storage_errors():
             for key, note in noted.items():
                 self._storage.set_trial_system_attr(own._trial_id, key, note)
-            self._storage.set_trial_intermediate_value(own._trial_id, len(values), value)
             if prune:
-                self._storage.set_trial_state_values(own._trial_id, TrialState.PRUNED, [value])
+                self._storage.set_trial_user_attr(own._trial_id, _ENDS, [len(values), value])
+                self._end(own, len(values), value)
+            else:
+                self._storage.set_trial_intermediate_value(own._trial_id, len(values), value)
         return prune
 
     def complete(self, number: int, value: float) -> None:
@@ -155,6 +163,11 @@ class Record:
     def _frozen(self) -> list[FrozenTrial]:
         with self._storage_errors():
             return self._storage.get_all_trials(self._study._study_id, deepcopy=False)
+
+    def _end(self, own: FrozenTrial, step: int, value: float) -> None:
+        """Carry out a verdict; also one that was carried out in part."""
+        self._storage.set_trial_intermediate_value(own._trial_id, step, value)
+        self._storage.set_trial_state_values(own._trial_id, TrialState.PRUNED, [value])
 
     def _copy(self, trials: list[FrozenTrial], number: int) -> optuna.Study:
         """The study in memory, with these trials and what the answer for this trial's number is made by."""

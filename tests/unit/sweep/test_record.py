@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.storages import RDBStorage
 
 from rankzero.spec.search_space import chosen_values
 from rankzero.spec.sweep_load import Sweep, trial_spec
@@ -54,34 +57,98 @@ def test_another_seed_tries_something_else(tmp_path: Path) -> None:
     assert [trial.labels for trial in first] != [trial.labels for trial in second]
 
 
-def test_a_judgement_that_was_cut_short_is_made_again_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after what hyperband notes of a trial was written, and before its verdict was."""
-    sweep = sweep_of(tmp_path, sampler="random", pruner="hyperband", trials=10)
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+def killed_at(patch: pytest.MonkeyPatch, write: int) -> None:
+    """Killed before the storage's so manyth write from now on."""
+    left = write
+
+    def dying(own: Callable[..., Any]) -> Callable[..., Any]:
+        def written(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return own(*arguments)
+
+        return written
+
+    for name in ("system_attr", "user_attr", "intermediate_value", "state_values"):
+        own = getattr(RDBStorage, f"set_trial_{name}")
+        patch.setattr(RDBStorage, f"set_trial_{name}", dying(own))
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+def test_a_judgement_that_was_cut_short_anywhere_comes_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pruner: str
+) -> None:
+    """Killed before each write of each evaluation: of what hyperband notes, of the verdict, the value and the state."""
+    sweep = sweep_of(tmp_path, sampler="random", pruner=pruner, trials=10)
     undisturbed = history(sweep, tmp_path / "one.db", reopened=False)
     file = tmp_path / "two.db"
+    report, most = Record.report, 0
 
-    class Killed(BaseException):
-        """In place of SIGKILL."""
-
-    killed = 0
-    report = Record.report
-
-    def cut_short(self: Record, number: int, value: float) -> bool:
-        nonlocal killed
-        with monkeypatch.context() as patch:
-
-            def die(*_: object) -> None:
-                raise Killed
-
-            patch.setattr(self._storage, "set_trial_intermediate_value", die)
-            with pytest.raises(Killed):
-                report(self, number, value)
-        killed += 1
-        return report(Record(sweep, file), number, value)
+    def cut_short(_record: Record, number: int, value: float) -> bool:
+        nonlocal most
+        reported = len(Record(sweep, file).trials[number].evaluations)
+        for write in count(1):
+            with monkeypatch.context() as patch:
+                killed_at(patch, write)
+                try:
+                    return report(Record(sweep, file), number, value)
+                except Killed:
+                    most = max(most, write)
+            trial = Record(sweep, file).trials[number]
+            if trial.is_over or len(trial.evaluations) > reported:  # it goes on as one to whom that was answered
+                return trial.is_over
+        raise AssertionError
 
     monkeypatch.setattr(Record, "report", cut_short)
     assert history(sweep, file, reopened=False) == undisturbed
-    assert killed and any(trial.state == "pruned" for trial in undisturbed)
+    assert most > 1 and any(trial.state == "pruned" for trial in undisturbed)
+
+
+def side_by_side(sweep: Sweep, file: Path, others: Sequence[float]) -> Record:
+    """Completed trials that scored so at their one evaluation, and one more that is under way."""
+    record = Record(sweep, file)
+    for number, value in enumerate(others):
+        record.draw()
+        record.report(number, value)
+        record.complete(number, value)
+    record.draw()
+    return record
+
+
+@pytest.mark.parametrize("write", [2, 3])
+def test_a_verdict_that_a_kill_cut_short_stands_whatever_others_score_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    """Behind the verdict come its value and its end. Judged by what others have by then, the trial would go on."""
+    sweep, file = sweep_of(tmp_path, sampler="random", pruner="median", trials=20), tmp_path / "study.db"
+    record = side_by_side(sweep, file, [1.0] * 5)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_at(patch, write)
+        record.report(5, 2.0)
+    record = Record(sweep, file)
+    for _ in range(6):
+        later = record.draw()
+        assert later is not None
+        record.complete(later.number, 9.0)
+    trial = Record(sweep, file).trials[5]
+    assert (trial.state, trial.evaluations, trial.value) == ("pruned", (2.0,), 2.0)
+
+
+def test_a_trial_that_was_told_to_go_on_is_not_judged_again_by_what_others_score_later(tmp_path: Path) -> None:
+    sweep, file = sweep_of(tmp_path, sampler="random", pruner="median", trials=20), tmp_path / "study.db"
+    record = side_by_side(sweep, file, [1.0] * 5)
+    assert not record.report(5, 0.9)
+    for number in range(6, 12):
+        assert (record.draw() or record.trials[0]).number == number
+        record.report(number, 0.1)
+        record.complete(number, 0.1)
+    assert Record(sweep, file).trials[5].state == "running"
 
 
 def test_a_sweep_that_is_renamed_goes_on_and_judges_as_before(tmp_path: Path) -> None:
