@@ -107,9 +107,10 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     try:
         digests = Digests(sweep, say)
         there = cache(lambda: contents(sweep, _weights, digests))
-        for words in keep_setting(sweep, there):
+        opened = cache(lambda: Record(sweep, place.record))
+        for words in keep_setting(sweep, there, opened):
             say(words)
-        record = Record(sweep, place.record)
+        record = opened()
         is_read = there.cache_info().currsize > 0
         if is_read or not is_finished(sweep, record.trials):  # one that is can be asked again without its files
             keep_contents(sweep, eval_files(sweep, digests), there(), record.trials)

@@ -73,9 +73,10 @@ class Record:
             self._storage = optuna.storages.RDBStorage(url, skip_compatibility_check=False)
             there = optuna.get_all_study_names(self._storage)
             # A sweep that was renamed goes on with its trials. Hyperband judges by this name, too.
-            self._name = sweep.name if sweep.name in there or not there else there[0]
+            self.begun_as = sweep.name if sweep.name in there or not there else there[0]
+            """What the sweep was called when it began."""
             self._study = optuna.create_study(
-                storage=self._storage, study_name=self._name, direction=self._direction, load_if_exists=True
+                storage=self._storage, study_name=self.begun_as, direction=self._direction, load_if_exists=True
             )
             for one in self._frozen():
                 if one.state == TrialState.RUNNING and _ENDS in one.user_attrs:
@@ -172,7 +173,7 @@ class Record:
     def _copy(self, trials: list[FrozenTrial], number: int) -> optuna.Study:
         """The study in memory, with these trials and what the answer for this trial's number is made by."""
         study = optuna.create_study(
-            study_name=self._name,
+            study_name=self.begun_as,
             direction=self._direction,
             sampler=_sampler(self._sweep, number),
             pruner=_pruner(self._sweep),

@@ -57,10 +57,12 @@ def later(cluster: FakeCluster) -> Callable[[Evidence], RunStatus]:
     return look
 
 
-def searched(directory: Path, *ranks: int, say: Callable[[str], None] = lambda _: None) -> SweepResult:
+def searched(
+    directory: Path, *ranks: int, name: str = "search", trials: int = 6, say: Callable[[str], None] = lambda _: None
+) -> SweepResult:
     """Two trials, one after the other."""
     parameters = {"lora.r": {"values": list(ranks or (4, 16))}}
-    file = written(directory, RUN, name="search", sampler="grid", parameters=parameters)
+    file = written(directory, RUN, name=name, sampler="grid", parameters=parameters, trials=trials)
     return run_sweep_on(file, cluster=str(directory / "cluster.yaml"), kind="job", say=say)
 
 
@@ -79,6 +81,83 @@ def test_each_trial_is_a_run_there_and_says_what_it_scored(tmp_path: Path, clust
     cluster.requests.clear()
     assert searched(tmp_path).trials == result.trials
     assert changes(cluster) == ""
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+def killed_in_its_second_trial(directory: Path, name: str, patch: pytest.MonkeyPatch) -> None:
+    """The first is done, the second has been submitted."""
+    look = there.run_status
+
+    def killing(evidence: Evidence) -> RunStatus:
+        if evidence.run == f"{name}-001" and evidence.objects:
+            raise Killed
+        return look(evidence)
+
+    with patch.context() as patched, pytest.raises(Killed):
+        patched.setattr(there, "run_status", killing)
+        searched(directory, name=name)
+
+
+def test_a_sweep_with_a_run_under_way_keeps_its_name(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under another one the trial would be trained beside itself. When all are over, nothing is trained twice."""
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    killed_in_its_second_trial(tmp_path, "search", monkeypatch)
+    first, second = tmp_path / "sweeps/search", tmp_path / "sweeps/other"
+    first.rename(second)
+    cluster.requests.clear()
+    with pytest.raises(ConfigError) as caught:
+        searched(tmp_path, name="other")
+    (problem,) = caught.value.problems
+    assert problem.what == "was search, is other, and runs of the first name are trials that are not over: search-001"
+    assert problem.where == f"{second}: sweep: name" and "name: search" in problem.hint
+    assert changes(cluster) == ""
+    second.rename(first)
+    trials = searched(tmp_path).trials
+    assert [trial.state for trial in trials] == ["complete"] * 2
+    first.rename(second)
+    cluster.requests.clear()
+    assert searched(tmp_path, name="other").trials == trials and changes(cluster) == ""
+
+
+def test_a_sweep_goes_by_the_name_that_it_had_last(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renamed while no trial is open, it has runs of both names; those that are under way are of the second."""
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    searched(tmp_path, trials=1)
+    first, second = tmp_path / "sweeps/search", tmp_path / "sweeps/other"
+    first.rename(second)
+    killed_in_its_second_trial(tmp_path, "other", monkeypatch)
+    second.rename(first)
+    with pytest.raises(ConfigError, match="was other, is search, .* not over: other-001"):
+        searched(tmp_path)
+    first.rename(second)
+    assert [trial.state for trial in searched(tmp_path, name="other").trials] == ["complete"] * 2
+
+
+def test_of_a_sweep_that_noted_no_name_it_is_said_what_may_be_trained_twice(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version let it be renamed, so its runs may have either name."""
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    killed_in_its_second_trial(tmp_path, "search", monkeypatch)
+    file = tmp_path / "sweeps/other/sweep.json"
+    (tmp_path / "sweeps/search").rename(file.parent)
+    record = json.loads(file.read_text())
+    record.pop("runs_named", None)
+    file.write_text(json.dumps(record))
+    said: list[str] = []
+    assert [trial.state for trial in searched(tmp_path, name="other", say=said.append).trials] == ["complete"] * 2
+    assert [line for line in said if "search-001" in line and "rankzero cancel" in line]
+    assert json.loads(file.read_text())["runs_named"] == "other"
+    said.clear()
+    searched(tmp_path, name="other", say=said.append)
+    assert not said
 
 
 def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, cluster: FakeCluster) -> None:

@@ -47,6 +47,11 @@ def run_it(sweep: Sweep, place: Formula, *, parallel: int = 1) -> tuple[Record, 
     return record, said
 
 
+def keep(sweep: Sweep) -> None:
+    """Without files: all that it names is elsewhere."""
+    keep_setting(sweep, dict, lambda: Record(sweep, SweepDir(sweep.directory).record))
+
+
 def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
     broken = RankzeroError("no memory")
     failures: dict[str, list[RankzeroError]] = {
@@ -232,22 +237,22 @@ def test_the_best_spec_is_a_run_of_its_own(tmp_path: Path) -> None:
 
 def test_a_directory_of_another_sweep_is_refused_with_every_difference(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path)
-    keep_setting(sweep, dict)
-    keep_setting(sweep_of(tmp_path, trials=50, parallel=3), dict)
+    keep(sweep)
+    keep(sweep_of(tmp_path, trials=50, parallel=3))
     run = json.loads(json.dumps({"model": {"name": "org/model"}, "data": {"train": "org/rows"}}))
     run["data"]["eval"] = {"fraction": 0.2}
     other = sweep_of(tmp_path, run, seed=7)
     with pytest.raises(ConfigError) as caught:
-        keep_setting(other, dict)
+        keep(other)
     fields = {problem.where.partition(": ")[2] for problem in caught.value.problems}
     assert {"sweep: seed", "run: data.eval.fraction"} <= fields
 
 
 def test_what_a_run_may_change_a_sweep_may(tmp_path: Path) -> None:
     """As its trials do, which go on across it; not what they are compared by, which changes no step either."""
-    keep_setting(sweep_of(tmp_path, RUN), dict)
+    keep(sweep_of(tmp_path, RUN))
     mended = {"train": {"micro_batch_tokens": 64}, "output_url": "s3://bucket", "checkpoint": {"keep": 1, "every": 9}}
-    keep_setting(sweep_of(tmp_path, {**RUN, **mended}), dict)
+    keep(sweep_of(tmp_path, {**RUN, **mended}))
     for section, field, value in [
         ("checkpoint", "final", "last"),
         ("eval", "every", 3),
@@ -256,7 +261,7 @@ def test_what_a_run_may_change_a_sweep_may(tmp_path: Path) -> None:
         ("train", "seed", 1),
     ]:
         with pytest.raises(ConfigError) as caught:
-            keep_setting(sweep_of(tmp_path, {**RUN, section: {**RUN.get(section, {}), field: value}}), dict)
+            keep(sweep_of(tmp_path, {**RUN, section: {**RUN.get(section, {}), field: value}}))
         (problem,) = caught.value.problems
         assert problem.where.endswith(f": run: {section}.{field}")
 
@@ -264,24 +269,24 @@ def test_what_a_run_may_change_a_sweep_may(tmp_path: Path) -> None:
 def test_a_sweep_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     """Which wrote down neither a field of a run nor one of a sweep that have their defaults."""
     sweep = sweep_of(tmp_path)
-    keep_setting(sweep, dict)
+    keep(sweep)
     file = SweepDir(sweep.directory).setting
     kept = json.loads(file.read_text())
     del kept["run"]["train"]["expert_parallel"], kept["sweep"]["pruner"], kept["sweep"]["parameters"]["lora.r"]["log"]
     file.write_text(json.dumps(kept))
-    keep_setting(sweep, dict)
+    keep(sweep)
     file.write_text(json.dumps({**kept, "run": {**kept["run"], "of_the_future": 1}}))
     with pytest.raises(ConfigError, match="whose specs this one does not read"):
-        keep_setting(sweep, dict)
+        keep(sweep)
 
 
 def test_the_same_fields_in_another_order_are_another_search(tmp_path: Path) -> None:
     """A grid goes by it, and what samplers draw: what was tried would come again, and other points never."""
     fields = {"lora.r": {"values": [4, 8]}, "lora.alpha": {"values": [1, 2]}}
-    keep_setting(sweep_of(tmp_path, sampler="grid", parameters=fields), dict)
-    keep_setting(sweep_of(tmp_path, sampler="grid", parameters=dict(fields)), dict)
+    keep(sweep_of(tmp_path, sampler="grid", parameters=fields))
+    keep(sweep_of(tmp_path, sampler="grid", parameters=dict(fields)))
     turned = dict(reversed(fields.items()))
     with pytest.raises(ConfigError, match="was lora.r, lora.alpha, is lora.alpha, lora.r") as caught:
-        keep_setting(sweep_of(tmp_path, sampler="grid", parameters=turned), dict)
+        keep(sweep_of(tmp_path, sampler="grid", parameters=turned))
     (problem,) = caught.value.problems
     assert problem.where.endswith("sweep: order of parameters")
