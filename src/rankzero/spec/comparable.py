@@ -34,7 +34,8 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
         yield Problem(f"{base.checkpoint.best_metric} is measured in units of dpo.beta", where, hint)
     if pruner != "none" and _differs("eval.every", field, specs):
         what = f"pruner: {pruner} compares the first, second, … evaluation of trials, whose steps eval.every decides"
-        yield Problem(what, where, "give it one value, or set pruner: none")
+        hint = "give it one value, or set pruner: none, as a sweep that has begun may until it has ended a trial early"
+        yield Problem(what, where, hint)
     tokens = _TARGETS if base.task_section.trains == "answers" and base.data.eval is not None else ()
     for name in tokens:
         if _differs(name, field, specs):

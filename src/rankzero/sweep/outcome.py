@@ -32,6 +32,7 @@ _EVAL_FILES = "eval_files"
 """Besides the setting: a digest of what trials were evaluated on."""
 _CONTENTS = "contents"
 """Besides the setting: what stands at the places that it names, by its identity."""
+_HINT = "give this sweep another name, or set it back; trials and parallel may change"
 _NAMED = "runs_named"
 """Besides the setting: the sweep's name in the names that its trials have as runs of a cluster; null where none has."""
 
@@ -65,36 +66,53 @@ def keep_setting(sweep: Sweep, contents: Callable[[], Mapping[str, str]], record
     except ValidationError as error:
         what = "this sweep was begun by a version of rankzero whose specs this one does not read"
         raise ConfigError(what, where=str(file), hint="give this sweep another name, which begins it anew") from error
-    old, new = ({f"sweep: {field}": value for field, value in _leaves(_of_trials(one))} for one in (kept, sweep.spec))
-    changes = [(field, old.get(field), new.get(field)) for field in dict.fromkeys((*old, *new))]
-    unsure = []
-    for change in compare(run, sweep.run):
-        if not change.another_setting and change.field not in _SCORING:
-            continue
-        moved = _has_moved(change, before.get(_CONTENTS, {}), contents, for_pods=sweep.for_pods)
-        if moved is None:
-            unsure.append(
-                f"{change.field} was {shown(change.old)}, which is gone: {shown(change.new)} is taken for the same, "
-                "which an earlier version did not note"
-            )
-        elif not moved:
-            changes.append((f"run: {change.field}", change.old, change.new))
-    hint = "give this sweep another name, or set it back; trials and parallel may change"
-    problems = [
-        Problem(f"was {shown(was)}, is {shown(value)}", f"{file.parent}: {field}", hint)
-        for field, was, value in changes
-        if was != value
-    ]
-    first, second = list(kept.parameters), list(sweep.spec.parameters)
-    if first != second and sorted(first) == sorted(second):  # a grid goes by it, and so does what samplers draw
-        what = f"was {', '.join(first)}, is {', '.join(second)}"
-        problems.append(Problem(what, f"{file.parent}: sweep: order of parameters", hint))
+    problems = list(_changed(kept, sweep, record))
+    of_run, unsure = _changed_run(run, sweep, before.get(_CONTENTS, {}), contents)
+    problems += of_run
     if sweep.for_pods:
         renamed, doubt = _renamed(sweep, before, record)
         problems, unsure = problems + renamed, unsure + doubt
     if problems:
         raise ConfigError(problems)
     return unsure
+
+
+def _changed(kept: SweepSpec, sweep: Sweep, record: Callable[[], Record]) -> Iterator[Problem]:
+    """Fields of the sweep in which its trials follow from something else."""
+    old, new = (dict(_leaves(_of_trials(one))) for one in (kept, sweep.spec))
+    for field in dict.fromkeys((*old, *new)):
+        was, value = old.get(field), new.get(field)
+        what = f"was {shown(was)}, is {shown(value)}"
+        if was == value:
+            continue
+        if field == "pruner" and value == "none":  # until one has ended by it, trials are what they are without it
+            ended = next((trial.number for trial in record().trials if trial.state == "pruned"), None)
+            if ended is None:
+                continue
+            what += f", and trial {ended} has ended early by it"
+        yield Problem(what, f"{sweep.directory}: sweep: {field}", _HINT)
+    first, second = list(kept.parameters), list(sweep.spec.parameters)
+    if first != second and sorted(first) == sorted(second):  # a grid goes by it, and so does what samplers draw
+        what = f"was {', '.join(first)}, is {', '.join(second)}"
+        yield Problem(what, f"{sweep.directory}: sweep: order of parameters", _HINT)
+
+
+def _changed_run(
+    kept: RunSpec, sweep: Sweep, before: Mapping[str, str], contents: Callable[[], Mapping[str, str]]
+) -> tuple[list[Problem], list[str]]:
+    """Fields of the run in which trials follow from something else; and what is taken for the same, in words."""
+    problems, unsure = [], []
+    for change in compare(kept, sweep.run):
+        if not change.another_setting and change.field not in _SCORING:
+            continue
+        was, value = shown(change.old), shown(change.new)
+        moved = _has_moved(change, before, contents, for_pods=sweep.for_pods)
+        if moved is None:
+            what = f"{change.field} was {was}, which is gone: {value} is taken for the same"
+            unsure.append(f"{what}, which an earlier version did not note")
+        elif not moved:
+            problems.append(Problem(f"was {was}, is {value}", f"{sweep.directory}: run: {change.field}", _HINT))
+    return problems, unsure
 
 
 def _renamed(sweep: Sweep, before: Mapping[str, Any], record: Callable[[], Record]) -> tuple[list[Problem], list[str]]:

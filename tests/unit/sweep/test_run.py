@@ -24,7 +24,7 @@ from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import run as loop
-from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
+from rankzero.sweep.outcome import keep_contents, keep_setting, require_a_result, write_best
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record
 from rankzero.sweep.run import SweepRun
@@ -264,6 +264,35 @@ def test_what_a_run_may_change_a_sweep_may(tmp_path: Path) -> None:
             keep(sweep_of(tmp_path, {**RUN, section: {**RUN.get(section, {}), field: value}}))
         (problem,) = caught.value.problems
         assert problem.where.endswith(f": run: {section}.{field}")
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+def test_a_pruner_may_be_given_up_until_it_has_ended_a_trial(tmp_path: Path, pruner: str) -> None:
+    """As is advised where evaluations do not compare. Trials are then what they are without one."""
+    begun = sweep_of(tmp_path, trials=8, sampler="random", pruner=pruner)
+    keep(begun)
+    record = Record(begun, SweepDir(begun.directory).record)
+    record.draw()
+    assert not record.report(0, 1.0)
+    keep(without := sweep_of(tmp_path, trials=8, sampler="random"))
+    run_it(begun, Formula())
+    ended = [trial.number for trial in record.trials if trial.state == "pruned"]
+    with pytest.raises(ConfigError) as caught:
+        keep(without)
+    (problem,) = caught.value.problems
+    assert problem.what == f"was {pruner}, is none, and trial {ended[0]} has ended early by it"
+    assert problem.where.endswith(": sweep: pruner") and "another name" in problem.hint
+    other = sweep_of(tmp_path, trials=8, sampler="random", pruner="median" if pruner == "hyperband" else "hyperband")
+    with pytest.raises(ConfigError, match=f"was {pruner}, is {other.spec.pruner}\n"):
+        keep(other)
+
+
+def test_a_pruner_that_was_given_up_stays_so(tmp_path: Path) -> None:
+    keep(sweep_of(tmp_path, pruner="median"))
+    keep(without := sweep_of(tmp_path))
+    keep_contents(without, None, {}, [])
+    with pytest.raises(ConfigError, match="was none, is median"):
+        keep(sweep_of(tmp_path, pruner="median"))
 
 
 def test_a_sweep_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
