@@ -6,6 +6,7 @@ needs of it (`trains`, `uses`), never which task it is.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,15 +109,19 @@ HIGHER_IS_BETTER = frozenset(
 
 
 def is_better(metric: str, value: float, than: float | None) -> bool:
-    """Whether a value is a new best. NaN never is."""
-    if value != value:
+    """Whether a value is a new best. NaN and Inf, which metrics.jsonl has both as null, never are, nor is any score
+    worse than them."""
+    if not math.isfinite(value):
         return False
-    return than is None or (value > than if metric in HIGHER_IS_BETTER else value < than)
+    if than is None or not math.isfinite(than):
+        return True
+    return value > than if metric in HIGHER_IS_BETTER else value < than
 
 
 def becomes_best(metric: str, later: Mapping[str, float], best: Mapping[str, float] | None) -> bool:
     """Whether a later evaluation takes the place of the best one so far: by the metric; where that is the same, by the
     lower eval_loss; where that is the same too, because it is later and so of a model that has seen more."""
-    if best is None or metric not in best or later[metric] != best[metric]:
-        return is_better(metric, later[metric], None if best is None else best.get(metric))
+    score, than = later[metric], None if best is None else best.get(metric)
+    if best is None or score != than or not math.isfinite(score):
+        return is_better(metric, score, than)
     return later["eval_loss"] <= best["eval_loss"] or best["eval_loss"] != best["eval_loss"]

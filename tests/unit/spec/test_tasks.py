@@ -46,6 +46,11 @@ def test_macro_f1_is_the_mean_of_precision_and_recall_of_each_class(pairs: list[
         ("macro_f1", 0.7, 0.8, False),
         ("accuracy", math.nan, None, False),
         ("eval_loss", math.nan, 9.0, False),
+        ("eval_loss", math.inf, None, False),
+        ("eval_loss", -math.inf, 9.0, False),
+        ("reward_margin", math.inf, 9.0, False),
+        ("reward_margin", 9.0, math.inf, True),
+        ("eval_loss", 9.0, math.nan, True),
     ],
 )
 def test_better_is_lower_for_losses_and_higher_for_shares(
@@ -66,6 +71,8 @@ def test_better_is_lower_for_losses_and_higher_for_shares(
         ({"accuracy": 0.8, "eval_loss": math.nan}, {"accuracy": 0.8, "eval_loss": 1.0}, False),
         ({"accuracy": 0.8, "eval_loss": 1.0}, {"accuracy": 0.8, "eval_loss": math.nan}, True),
         ({"accuracy": math.nan, "eval_loss": 1.0}, None, False),
+        ({"accuracy": math.inf, "eval_loss": 1.0}, {"accuracy": math.inf, "eval_loss": 2.0}, False),
+        ({"accuracy": 0.1, "eval_loss": 1.0}, {"accuracy": math.inf, "eval_loss": 1.0}, True),
     ],
 )
 def test_ties_go_to_the_lower_loss_and_then_to_the_later(

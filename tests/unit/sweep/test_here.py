@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product, takewhile
 from pathlib import Path
 
 import pytest
 
+from rankzero.engine.checkpoint import Position, with_eval
+from rankzero.engine.metrics import without_nan
 from rankzero.errors import ExitCode, RankzeroError, StorageError
 from rankzero.persist.copying import copied
 from rankzero.persist.run_store import RunStore
@@ -148,6 +153,42 @@ def test_who_leaves_at_once_waits_for_no_copy(store: Store, training: Training) 
     assert training.closed and store.was_hurried
 
 
+def evaluated(
+    directory: Path, scores: Sequence[float | None], patience: int | None, metric: str
+) -> tuple[Finished, RunDir]:
+    """A trial that is evaluated at every second of twelve steps, and has these scores so far."""
+    spec = {
+        **{"name": "trial-000", "task": "classify", "model": {"name": "m"}, "output_dir": str(directory)},
+        **{"data": {"train": "t", "eval": "e"}, "checkpoint": {"best_metric": metric}},
+        "eval": {"every": 2, "on_start": True, "early_stopping_patience": patience},
+    }
+    trial = Finished(RunSpec.model_validate(spec))
+    run_dir = RunDir(directory / "trial-000")
+    run_dir.root.mkdir(parents=True)
+    assert trial.evaluations() == []
+    line = StartLine(run_dir.starts, Start(100.0, 100.0, total_steps=12))
+    line.write({})
+    line.close()
+    rows = [{"step": 0, metric: 9.0}, *({"step": 2 + 2 * at, metric: score} for at, score in enumerate(scores))]
+    written = [*map(without_nan, rows), {"step": 11, "loss": 1.0}]
+    run_dir.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in written))
+    return trial, run_dir
+
+
+@pytest.mark.parametrize("metric", ["eval_loss", "accuracy"])
+def test_patience_is_counted_as_a_run_counts_it(tmp_path: Path, metric: str) -> None:
+    """Also over scores that are no finite numbers, which the run knows and its metrics.jsonl has as null."""
+    for at, scores in enumerate(product([0.25, 0.5, math.nan, math.inf, -math.inf], repeat=3)):
+        trial, _ = evaluated(tmp_path / str(at), scores, 2, metric)
+        position, waited = Position(), []
+        for step, score in enumerate(scores, start=1):
+            position, _ = with_eval(replace(position, step=step), {metric: score, "eval_loss": score}, metric)
+            waited.append(position.evals_since_best)
+        going_on = takewhile(lambda pair: pair[1] < 2, zip(scores, waited, strict=True))
+        assert trial.evaluations() == [score for score, _ in going_on if math.isfinite(score)], scores
+        assert position.best is None or math.isfinite(position.best[metric])
+
+
 @pytest.mark.parametrize(
     ("scores", "patience", "metric", "judged"),
     [
@@ -164,20 +205,7 @@ def test_the_evaluation_that_ends_a_run_ends_no_trial_early(
     tmp_path: Path, scores: list[float | None], patience: int | None, metric: str, judged: list[float]
 ) -> None:
     """Behind it the run has its result, however soon that is seen: whether by its steps or by its patience."""
-    spec = {
-        **{"name": "trial-000", "task": "classify", "model": {"name": "m"}, "output_dir": str(tmp_path)},
-        **{"data": {"train": "t", "eval": "e"}, "checkpoint": {"best_metric": metric}},
-        "eval": {"every": 2, "on_start": True, "early_stopping_patience": patience},
-    }
-    trial = Finished(RunSpec.model_validate(spec))
-    run_dir = RunDir(tmp_path / "trial-000")
-    run_dir.root.mkdir()
-    assert trial.evaluations() == []
-    line = StartLine(run_dir.starts, Start(100.0, 100.0, total_steps=12))
-    line.write({})
-    line.close()
-    rows = [{"step": 0, metric: 9.0}, *({"step": 2 + 2 * at, metric: score} for at, score in enumerate(scores))]
-    run_dir.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 11, "loss": 1.0}]))
+    trial, run_dir = evaluated(tmp_path, scores, patience, metric)
     assert trial.evaluations() == judged
     run_dir.metrics.write_text(f"{json.dumps({'step': 12, metric: 1.0})}\n")
     assert trial.evaluations() == []
