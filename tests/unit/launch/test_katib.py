@@ -186,6 +186,8 @@ def test_what_a_trial_scored_is_what_its_result_did(tmp_path: Path, checkpoint: 
     name = checkpoint.get("best_metric", "eval_loss")
     assert objective["metricStrategies"] == [{"name": name, "value": strategy}]
     assert objective["type"] == ("maximize" if name == "accuracy" else "minimize")
+    command = containers(rendered(tmp_path, run=run)[-1])[0]["command"][-1]
+    assert (f"{METRICS} eval_loss & node=$!" in command) is (strategy == "latest")
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe", "random"])
@@ -427,6 +429,34 @@ def test_a_pod_that_katib_does_not_read_ends_as_its_node_command_does(tmp_path: 
     """The volume of the copy is mounted in the first pod alone."""
     whole = of_katib(tmp_path, trial(tmp_path, 0, tmp_path / "not" / "mounted"))
     assert subprocess.run(["sh", "-c", whole], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("scores", "metric", "code", "read"),
+    [
+        ([4.0, None], "eval_loss", 0, []),
+        ([4.0, None], "eval_loss", 75, [4.0]),
+        ([4.0, None], "", 0, [4.0]),
+        ([None, 4.0], "eval_loss", 0, [4.0]),
+        ([4.0, None], "perplexity", 0, [4.0]),
+    ],
+)
+def test_a_last_evaluation_that_is_no_number_leaves_a_trial_without_a_score(
+    tmp_path: Path, scores: list[float | None], metric: str, code: int, read: list[float]
+) -> None:
+    """As here, where it is a failed one: an earlier evaluation is none of its result, and Katib would take it for that.
+    One that is to go on has no result yet."""
+    rows = [{"step": at, "time": 1.5, "eval_loss": score} for at, score in enumerate(scores, start=1)]
+    (tmp_path / "rows").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 9, "time": 2.5}]))
+    (tmp_path / "copies").mkdir()
+    copy, metrics = tmp_path / "copies/metrics.jsonl", tmp_path / "metrics.jsonl"
+    node = ["sh", "-c", f"cp {tmp_path}/rows {metrics}; exit {code}"]
+    start = "import sys, rankzero.launch.node.trial as trial; trial.NODE = sys.argv[1:4]; "
+    command = [sys.executable, "-c", f"{start}sys.exit(trial.main(*sys.argv[4:]))", *node, "x", metrics, copy]
+    done = subprocess.run([*command, metric] if metric else command, check=False)
+    assert done.returncode == code
+    found = [json.loads(line.partition(" ")[2]) for line in copy.read_text().splitlines()]
+    assert [row["eval_loss"] for row in found if row.get("eval_loss") is not None] == read
 
 
 def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""`python -m rankzero.launch.node.trial DIRECTORY METRICS COPY`: a Katib trial, its metrics copied as they come.
+"""`python -m rankzero.launch.node.trial DIRECTORY METRICS COPY [METRIC]`: a Katib trial, its metrics copied as
+they come.
 
 Katib's collector follows COPY from its first line on, orders lines by the time that each begins with, and ends a trial
 early by SIGTERM to the only child of the shell that it starts: this process, which hands it on. COPY lies on a volume
-that only the pod which Katib reads has; in the others nothing is copied.
+that only the pod which Katib reads has; in the others nothing is copied. METRIC is what a trial is compared by whose
+result is its last evaluation.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ class Follower:
             with self._copy.open("a", encoding="utf-8") as out:
                 out.write("".join(f"{line}\n" for line in lines))
 
+    def without_score(self) -> None:
+        """Copied is nothing of what there was: of such a trial Katib says that its metrics are not available."""
+        if self._wanted:
+            self._copy.write_text("", encoding="utf-8")
+
     def _timed(self, text: str) -> str:
         """The row behind its time; nothing for one that was copied already, or is none."""
         with suppress(ValueError, TypeError, KeyError, OverflowError):
@@ -64,7 +71,7 @@ class Follower:
         return ""
 
 
-def main(directory: str, metrics: str, copy: str) -> int:
+def main(directory: str, metrics: str, copy: str, metric: str = "") -> int:
     """The node command's exit code, as a shell says it."""
     node: subprocess.Popen[bytes] | None = None
     asked: list[int] = []
@@ -87,8 +94,17 @@ def main(directory: str, metrics: str, copy: str) -> int:
             follower.more()
         else:
             follower.more()
+            if code == 0 and metric and _ends_without_number(Path(metrics), metric):
+                follower.without_score()
             return code if code >= 0 else 128 - code
 
 
+def _ends_without_number(metrics: Path, metric: str) -> bool:
+    """Whether the last evaluation was not finite: a null, which Katib passes over for the one before."""
+    from rankzero.run_dir.view import measured  # not at the start, when a signal would end this process as it is
+
+    return [value for _, value in measured(metrics, metric)][-1:] == [None]
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4]))
+    sys.exit(main(*sys.argv[1:5]))

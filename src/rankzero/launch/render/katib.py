@@ -293,10 +293,11 @@ def _as_template(manifest: Manifest, plan: Plan, search: Search) -> Manifest:
     found = copy.deepcopy(manifest)
     own = kind_named(plan.kind)
     runs = posixpath.join(shlex.quote(plan.run.output_dir), f"${_TRIAL_VARIABLE}")
+    last = search.metric if search.final == "last" else ""
     for container in _containers(found, own.container):
         if plan.kind != "trainjob":
             container["env"] = [*(_of_trial(one, plan) for one in container["env"]), *_settings(search)]
-        container["command"] = ["sh", "-c", script(posixpath.join(runs, "metrics.jsonl"))]
+        container["command"] = ["sh", "-c", script(posixpath.join(runs, "metrics.jsonl"), last)]
     return found
 
 
@@ -307,14 +308,16 @@ def _of_trial(variable: dict[str, Any], plan: Plan) -> dict[str, Any]:
     return {**variable, "value": variable["value"].replace(plan.name, _NAME)}
 
 
-def script(metrics: str) -> str:
+def script(metrics: str, last: str = "") -> str:
     """The node command with its exit code and its signals, and its metrics where Katib looks. Katib adds
     ` && echo completed > …` to it, and that must depend on all of it; where trials may end early also, before that,
-    what makes 1 of every exit code, unless a file says that this one was ended. So any other end leaves the shell."""
+    what makes 1 of every exit code, unless a file says that this one was ended. So any other end leaves the shell.
+    `last`: the metric whose last evaluation is the trial's score."""
     mark = posixpath.join(posixpath.dirname(METRICS), "$$$$.pid")  # in a pod's command $$ stands for one $
+    trial = " ".join([shlex.join(_TRIAL_COMMAND), metrics, METRICS, *([last] if last else [])])
     return (
         "trap 'asked=1; kill -TERM $node' TERM INT; "  # before the node command: its first instants count too
-        f"{shlex.join(_TRIAL_COMMAND)} {metrics} {METRICS} & node=$!; test -z $asked || kill -TERM $node; "
+        f"{trial} & node=$!; test -z $asked || kill -TERM $node; "
         "while wait $node; code=$?; kill -0 $node 2>/dev/null; do :; done; "
         f"test $code = 0 || test -e {mark} || exit $code; (exit $code)"
     )
