@@ -24,6 +24,8 @@ from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import storage_errors, write_text
 
 BEAT_SECONDS = 5.0
+MISSED_BEATS = 3
+"""So many mean that an owner is worth a try."""
 WATCH_SECONDS = 30.0
 """An owner elsewhere that has not beaten for this long has lost the directory."""
 
@@ -107,6 +109,28 @@ def holder(root: Path, *, perhaps: bool = False) -> str | None:
         return None
     ours = _is_of_directory(current, root)
     return f"process {current['pid']} on {current['host']}" if ours or (perhaps and ours is None) else None
+
+
+class Watch:
+    """A look at who holds a run directory, now and again, by one who does something else meanwhile."""
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease, self._clock = Lease(root), clock
+        self._seen: tuple[object, object] | None = None
+        self._since = 0.0
+
+    def holder(self) -> str | None:
+        """The process that holds it, or may: one that only watching tells of, until it has missed some beats. Who takes
+        the lease then watches it once more, for as long as is right."""
+        current = self._lease.read()
+        if not self._lease.is_held(current):
+            return None
+        beat = (current.get("token"), current.get("beat"))
+        if beat != self._seen:
+            self._seen, self._since = beat, self._clock()
+        is_known = judged_at_once(current) and _is_of_directory(current, self._lease.path.parent)
+        may_live = is_known or self._clock() - self._since < MISSED_BEATS * BEAT_SECONDS
+        return f"process {current['pid']} on {current.get('host')}" if may_live else None
 
 
 def _silent(_line: str) -> None:

@@ -22,7 +22,7 @@ from rankzero.persist.copying import kept_elsewhere
 from rankzero.persist.run_store import copy_url
 from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
-from rankzero.run_dir.lease import holder
+from rankzero.run_dir.lease import Watch
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
 from rankzero.run_dir.view import measured
@@ -40,15 +40,18 @@ class Here:
     def __init__(self, processes: int, parallel: int, gpus: int, env: Mapping[str, str], say: Say) -> None:
         self._processes, self._parallel, self._gpus = processes, parallel, gpus
         self._env, self._say = env, say
-        self._waited: set[Path] = set()
+        self._watched: dict[Path, Watch] = {}
+        """By the run directories of trials that somebody else has, or may have."""
 
     def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
         root = Path(spec.output_dir) / str(spec.name)
-        if (other := holder(root)) is not None:
-            if root not in self._waited:
-                self._say(f"{spec.name}: {other} has its run directory; waiting for it")
-            self._waited.add(root)
+        watch = self._watched.get(root) or Watch(root)
+        if (other := watch.holder()) is not None:
+            if root not in self._watched:
+                self._say(f"{spec.name}: {other} has its run directory, or had; waiting while it lives")
+            self._watched[root] = watch
             return None
+        self._watched.pop(root, None)
 
         def begin() -> TrialStart:
             if is_finished(RunDir(root), spec):

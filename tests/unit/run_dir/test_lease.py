@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ExitCode, StorageError
-from rankzero.run_dir.lease import Lease, _namespaces, holder
+from rankzero.run_dir.lease import Lease, Watch, _namespaces, holder
 
 
 def hold_elsewhere(root: Path, **changes: object) -> None:
@@ -157,6 +157,46 @@ def test_a_directory_under_way_is_the_same_by_another_path(tmp_path: Path) -> No
         other.acquire(wait=waited.append)
         assert sum(waited) >= 30
         other.release()
+
+
+@pytest.mark.parametrize("owner", [{}, "another mount"])
+def test_who_looks_again_and_again_sees_an_owner_while_it_beats(tmp_path: Path, owner: dict[str, Any] | str) -> None:
+    """One of another host, and one that trains here or in what this is a copy of."""
+    if owner:
+        first = Lease(tmp_path)
+        first.acquire()
+        about = tmp_path.stat()
+        elsewhere = {"directory": "/elsewhere", "identity": f"{about.st_dev + 1}:{about.st_ino}"}
+        owner = {**first.read(), **elsewhere}
+        first.release()
+    hold_elsewhere(tmp_path, **(owner := dict(owner)))
+    now = 1000.0
+    watch = Watch(tmp_path, clock=lambda: now)
+    who = f"process {owner.get('pid', 7)} on {owner.get('host', 'other-host')}"
+    for beat in range(2, 6):
+        assert watch.holder() == who
+        now += 14.0
+        assert watch.holder() == who
+        hold_elsewhere(tmp_path, **{**owner, "beat": beat})
+    assert watch.holder() == who
+    now += 15.0
+    assert watch.holder() is None, "who takes it now watches once more"
+    (tmp_path / "lease.json").write_text(json.dumps({"token": 3}))
+    assert Watch(tmp_path).holder() is None
+
+
+def test_who_looks_again_and_again_knows_at_once_what_can_be_known(tmp_path: Path) -> None:
+    first = Lease(tmp_path)
+    first.acquire()
+    now = 1000.0
+    watch = Watch(tmp_path, clock=lambda: now)
+    for _ in range(3):
+        assert watch.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+        now += 60.0
+    first.release()
+    assert watch.holder() is None
+    hold_elsewhere(tmp_path, **HERE)
+    assert watch.holder() is None, "it is dead"
 
 
 def test_a_copy_of_a_run_that_was_killed_is_free_at_once(tmp_path: Path) -> None:

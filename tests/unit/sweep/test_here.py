@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product, takewhile
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from rankzero.errors import ExitCode, RankzeroError, StorageError
 from rankzero.persist.copying import copied
 from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.goodput import Start, StartLine
+from rankzero.run_dir.lease import Watch
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from rankzero.sweep.here import Finished, Kept
+from rankzero.sweep import here
+from rankzero.sweep.here import Finished, Here, Kept
 from rankzero.sweep.trainer import TrialStart
 
 
@@ -151,6 +154,26 @@ def test_who_leaves_at_once_waits_for_no_copy(store: Store, training: Training) 
     trial.close()
     until(lambda: not trial._thread.is_alive())
     assert training.closed and store.was_hurried
+
+
+def test_a_trial_whose_owner_may_live_is_waited_for_while_it_does(
+    tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one on another host: to start it failed, again and again, until the sweep ended by it."""
+    now = 1000.0
+    monkeypatch.setattr(here, "Watch", partial(Watch, clock=lambda: now))
+    monkeypatch.setattr(here, "is_finished", lambda *_: True)
+    said: list[str] = []
+    place = Here(1, 1, 0, {}, said.append)
+    lease = tmp_path / "trial-000/lease.json"
+    lease.parent.mkdir()
+    for beat in range(4):
+        lease.write_text(json.dumps({"token": 3, "beat": beat, "host": "other-host", "pid": 7, "process": "x"}))
+        assert place.start(training._spec, 0) is None
+        now += 10.0
+    assert said == ["trial-000: process 7 on other-host has its run directory, or had; waiting while it lives"]
+    now += 10.0
+    assert place.start(training._spec, 0) is not None
 
 
 def evaluated(
