@@ -33,9 +33,9 @@ _STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 _CAUSE, _EXIT_CODE = "cause", "exit_code"
-_ENDS = "ends_at"
-"""Of a trial that is to end early: the evaluation that ends it, by its number and its value. It is noted before either
-counts: a kill in between leaves a verdict that the next start carries out, and no other trial's score can change."""
+_VERDICT = "verdict"
+"""What follows from the last evaluation of a trial that was judged: noted before any of it is done, so that a kill in
+between leaves it for the next start to do. To judge again would be by what other trials have scored meanwhile."""
 _OF_A_RUNG = "completed_rung_"
 """What Optuna's successive halving notes of a trial while it judges."""
 
@@ -79,8 +79,8 @@ class Record:
                 storage=self._storage, study_name=self.begun_as, direction=self._direction, load_if_exists=True
             )
             for one in self._frozen():
-                if one.state == TrialState.RUNNING and _ENDS in one.user_attrs:
-                    self._end(one, *one.user_attrs[_ENDS])
+                if one.state == TrialState.RUNNING and _VERDICT in one.user_attrs:
+                    self._carry_out(one, **one.user_attrs[_VERDICT])
 
     @property
     def trials(self) -> list[Trial]:
@@ -117,13 +117,10 @@ class Record:
         values = [*_evaluations(own), value]
         prune, noted = self._judge(there, number, values)
         with self._storage_errors():
-            for key, note in noted.items():
-                self._storage.set_trial_system_attr(own._trial_id, key, note)
-            if prune:
-                self._storage.set_trial_user_attr(own._trial_id, _ENDS, [len(values), value])
-                self._end(own, len(values), value)
-            else:
-                self._storage.set_trial_intermediate_value(own._trial_id, len(values), value)
+            verdict: dict[str, Any] = {"at": len(values), "value": value, "ends": prune, "notes": noted}
+            if prune or noted:  # else all of it is one write
+                self._storage.set_trial_user_attr(own._trial_id, _VERDICT, verdict)
+            self._carry_out(own, **verdict)
         return prune
 
     def complete(self, number: int, value: float) -> None:
@@ -165,10 +162,13 @@ class Record:
         with self._storage_errors():
             return self._storage.get_all_trials(self._study._study_id, deepcopy=False)
 
-    def _end(self, own: FrozenTrial, step: int, value: float) -> None:
-        """Carry out a verdict; also one that was carried out in part."""
-        self._storage.set_trial_intermediate_value(own._trial_id, step, value)
-        self._storage.set_trial_state_values(own._trial_id, TrialState.PRUNED, [value])
+    def _carry_out(self, own: FrozenTrial, *, at: int, value: float, ends: bool, notes: Mapping[str, Any]) -> None:
+        """What follows from an evaluation; also where it was carried out before, or in part."""
+        for key, note in notes.items():
+            self._storage.set_trial_system_attr(own._trial_id, key, note)
+        self._storage.set_trial_intermediate_value(own._trial_id, at, value)
+        if ends:
+            self._storage.set_trial_state_values(own._trial_id, TrialState.PRUNED, [value])
 
     def _copy(self, trials: list[FrozenTrial], number: int) -> optuna.Study:
         """The study in memory, with these trials and what the answer for this trial's number is made by."""
@@ -183,7 +183,7 @@ class Record:
 
     def _judge(self, there: list[FrozenTrial], number: int, values: list[float]) -> tuple[bool, dict[str, Any]]:
         """Whether the last of these values ends the trial, and what the pruner has noted of the trial on the way. All
-        of them are judged again: what an answer that was interrupted has noted does not count."""
+        of them are judged again: what an answer has noted that was cut short in an earlier version does not count."""
         if self._sweep.spec.pruner == "none":
             return False, {}
         own = there[number]
@@ -197,7 +197,7 @@ class Record:
         prune = False
         for step, value in enumerate(values, start=1):
             storage.set_trial_intermediate_value(identity, step, value)
-            prune = study.pruner.prune(study, storage.get_trial(identity))
+            prune = bool(study.pruner.prune(study, storage.get_trial(identity)))  # else one of NumPy's
         noted = storage.get_trial(identity).system_attrs
         return prune, {key: note for key, note in noted.items() if key.startswith(_OF_A_RUNG)}
 

@@ -140,6 +140,22 @@ def test_a_verdict_that_a_kill_cut_short_stands_whatever_others_score_meanwhile(
     assert (trial.state, trial.evaluations, trial.value) == ("pruned", (2.0,), 2.0)
 
 
+@pytest.mark.parametrize("write", [2, 3])
+def test_a_verdict_to_go_on_that_a_kill_cut_short_stands_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    """With what hyperband has noted of it, by which others are judged: here as the best one so far."""
+    sweep, file = sweep_of(tmp_path, sampler="random", pruner="hyperband", trials=20), tmp_path / "study.db"
+    record = side_by_side(sweep, file, [1.0] * 5)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_at(patch, write)
+        record.report(5, 0.5)
+    record = Record(sweep, file)
+    trial = record.trials[5]
+    assert (trial.state, trial.evaluations) == ("running", (0.5,))
+    assert record._frozen()[5].system_attrs["completed_rung_0"] == 0.5
+
+
 def test_a_trial_that_was_told_to_go_on_is_not_judged_again_by_what_others_score_later(tmp_path: Path) -> None:
     sweep, file = sweep_of(tmp_path, sampler="random", pruner="median", trials=20), tmp_path / "study.db"
     record = side_by_side(sweep, file, [1.0] * 5)
