@@ -24,7 +24,7 @@ from rankzero.spec.sweep_load import read_sweep
 from rankzero.sweep import run as loop
 from rankzero.sweep.here import Finished
 from rankzero.sweep.record import Record, Trial
-from rankzero.sweep.trainer import TrialStart
+from rankzero.sweep.trainer import Known, TrialStart
 from tests.support.forked import in_ranks
 from tests.support.runs import small_spec
 from tests.support.sweeps import Formula, written
@@ -38,7 +38,7 @@ class Forked:
     def __init__(self, kill: str) -> None:
         self.kill = kill
 
-    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+    def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
         kill, self.kill = self.kill == spec.name, "" if self.kill == spec.name else self.kill
         return _ForkedStart(spec, kill=kill)
 

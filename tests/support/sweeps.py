@@ -12,7 +12,7 @@ import yaml
 from rankzero.errors import RankzeroError, StoppedError
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sweep_load import Sweep, SweepReading, read_sweep
-from rankzero.sweep.trainer import TrialStart
+from rankzero.sweep.trainer import Known, TrialStart
 
 RUN: dict[str, Any] = {
     "model": {"name": "org/model"},
@@ -64,7 +64,7 @@ class Formula:
         self.most_at_once = 0
         self.looked: Callable[[], None] = lambda: None
 
-    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+    def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
         self.started.append(str(spec.name))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

@@ -173,7 +173,7 @@ def table_text(result: SweepResult) -> str:
         lines.append(f"… and {len(trials) - _MOST_SHOWN} more in {shown(place.page)}")
     if result.best is not None:
         command = "submit" if sweep.for_pods else "train"
-        directory = os.path.join(sweep.runs, sweep.run_name(result.best.number))
+        directory = os.path.join(sweep.runs, result.best.run_name(sweep))
         lines += ["", f"best        trial {result.best.number}, {shown(directory)}"]
         lines += [
             f"report      {shown(place.page)}",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero import errors
 from rankzero.errors import ConfigError, DataError, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
 from rankzero.launch import labels
 from rankzero.launch.backend import Backend
-from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan, make_plan
@@ -25,7 +25,7 @@ from rankzero.launch.status.model import RunStatus
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.local_paths import at_home
 from rankzero.spec.run_spec import RunSpec
-from rankzero.sweep.trainer import TrialStart
+from rankzero.sweep.trainer import Known, TrialStart
 
 LOOK_SECONDS = 5.0
 """Between two looks at a trial."""
@@ -46,23 +46,78 @@ class OnCluster:
         self._backend, self._cluster, self._base = backend, cluster, base
         self._submitter, self._say = submitter, say
 
-    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+    def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
         try:
-            run = at_home(spec, shared=self._cluster.has_homes)
-            plan = make_plan(run, self._cluster, files=local_files(run, self._base), submitter=self._submitter)
-            objects = render(plan)
+            rendered = self._rendered(spec)
+            before = None if known.before is None else self._rendered(known.before)
         except (ConfigError, DataError) as error:
             return _Refused(error)
+        if before is not None and (run := self._found(*before, known.submitted)).is_its(noted=known.is_noted):
+            return self._begun(run, known)
+        return self._begun(self._found(*rendered, known.submitted if before is None else ()), known)
+
+    def _rendered(self, spec: RunSpec) -> tuple[Plan, list[Manifest]]:
+        run = at_home(spec, shared=self._cluster.has_homes)
+        plan = make_plan(run, self._cluster, files=local_files(run, self._base), submitter=self._submitter)
+        return plan, render(plan)
+
+    def _found(self, plan: Plan, objects: list[Manifest], submitted: Sequence[str]) -> _Found:
         there = self._backend.collect(plan.name, log_lines=0)
-        status = run_status(there)
-        if status.phase == "Succeeded":
-            _require_same(there, objects)
-        if status.phase != "Succeeded" or _is_mute(status):
-            self._backend.submit(objects, self._say)
-        return _Submitted(self._backend, plan, self._say)
+        digests = ((one["metadata"].get("annotations") or {}).get(labels.SPEC_HASH) for one in objects)
+        digest = next(found for found in digests if found)
+        return _Found(
+            plan, objects, run_status(there), JoinedEvidence(there).annotation(labels.SPEC_HASH), digest, submitted
+        )
+
+    def _begun(self, run: _Found, known: Known) -> TrialStart:
+        """Go on with a run by what is there of its name. Raises ConfigError where that is finished, and another's."""
+        status, name = run.status, str(run.plan.run.name)
+        if status.phase == "Succeeded" and not run.is_same:
+            what = "a run of this name is finished already, with another spec or cluster.yaml than this trial's"
+            hint = f"give this sweep another name, or remove that run: `rankzero delete {run.plan.name}`, and its run"
+            raise ConfigError(what, where=f"run {run.plan.name}", hint=f"{hint} directory")
+        is_under_way = not (status.is_over or _is_deleted(status))
+        if (status.phase == "Succeeded" and not _is_mute(status)) or (
+            is_under_way and run.is_same and run.there != run.digest  # to change it would end it
+        ):
+            known.note(name, run.there)
+        elif is_under_way and run.there and not run.is_same:
+            self._backend.submit(run.objects, self._say)  # is refused, unless the other one ends at this moment
+            known.note(name, run.digest)
+        else:
+            known.note(name, run.digest)
+            self._backend.submit(run.objects, self._say)
+        return _Submitted(self._backend, run.plan, self._say)
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A trial as a run of one name, and what is there of that name."""
+
+    plan: Plan
+    objects: list[Manifest]
+    status: RunStatus
+    there: str
+    """What tells the rendering that is there from others; empty where nothing trains there."""
+    digest: str
+    """What tells this one."""
+    submitted: Sequence[str]
+    """What tells those that were submitted as this trial."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether what is there is this trial's, also from before cluster.yaml was changed."""
+        return self.there in (self.digest, *self.submitted)
+
+    def is_its(self, *, noted: bool) -> bool:
+        """Whether the trial's run has this name: it is noted, and nobody else has taken it; or there is such a run,
+        which an earlier version may have submitted."""
+        if noted:
+            return not self.there or self.is_same
+        return self.status.phase != "Unknown" and (self.is_same or self.status.phase != "Succeeded")
 
 
 class _Refused:
@@ -133,15 +188,6 @@ class _Submitted:
         return score if score is not None and math.isfinite(score) else None
 
     def close(self) -> None: ...
-
-
-def _require_same(there: Evidence, objects: list[Manifest]) -> None:
-    """Raise ConfigError where a finished run of this name was rendered from something else than the trial."""
-    digests = {(one["metadata"].get("annotations") or {}).get(labels.SPEC_HASH) for one in objects}
-    if JoinedEvidence(there).annotation(labels.SPEC_HASH) not in digests:
-        what = "a run of this name is finished already, with another spec or cluster.yaml than this trial's"
-        hint = f"give this sweep another name, or remove that run: `rankzero delete {there.run}`, and its run directory"
-        raise ConfigError(what, where=f"run {there.run}", hint=hint)
 
 
 def _is_deleted(status: RunStatus) -> bool:

@@ -29,7 +29,7 @@ from rankzero.run_dir.view import measured
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import is_better
-from rankzero.sweep.trainer import TrialStart
+from rankzero.sweep.trainer import Known, TrialStart
 
 Say = Callable[[str], None]
 
@@ -43,7 +43,7 @@ class Here:
         self._watched: dict[Path, Watch] = {}
         """By the run directories of trials that somebody else has, or may have."""
 
-    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+    def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
         root = Path(spec.output_dir) / str(spec.name)
         watch = self._watched.get(root) or Watch(root)
         if (other := watch.holder()) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from rankzero.spec.sweep_spec import SweepSpec
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
 from rankzero.sweep.run import best_of
-from rankzero.wording import listed
 
 _MAY_CHANGE = frozenset({"name", "run", "trials", "parallel", "nproc_per_node", "output_dir"})
 """Fields of a sweep that say nothing of what a trial is, or which one comes next."""
@@ -33,8 +31,6 @@ _EVAL_FILES = "eval_files"
 _CONTENTS = "contents"
 """Besides the setting: what stands at the places that it names, by its identity."""
 _HINT = "give this sweep another name, or set it back; trials and parallel may change"
-_NAMED = "runs_named"
-"""Besides the setting: the sweep's name in the names that its trials have as runs of a cluster; null where none has."""
 
 
 def setting_of(sweep: Sweep) -> dict[str, Any]:
@@ -56,8 +52,7 @@ def keep_setting(sweep: Sweep, contents: Callable[[], Mapping[str, str]], record
     """
     file, now = SweepDir(sweep.directory).setting, setting_of(sweep)
     if not file.is_file():
-        # files that cannot be read begin no sweep
-        write_json(file, {**now, _CONTENTS: contents(), _NAMED: sweep.name if sweep.for_pods else None})
+        write_json(file, {**now, _CONTENTS: contents()})  # files that cannot be read begin no sweep
         return []
     before = json.loads(file.read_text(encoding="utf-8"))
     try:  # by this version's specs, in which a field that it added has its default
@@ -69,9 +64,6 @@ def keep_setting(sweep: Sweep, contents: Callable[[], Mapping[str, str]], record
     problems = list(_changed(kept, sweep, record))
     of_run, unsure = _changed_run(run, sweep, before.get(_CONTENTS, {}), contents)
     problems += of_run
-    if sweep.for_pods:
-        renamed, doubt = _renamed(sweep, before, record)
-        problems, unsure = problems + renamed, unsure + doubt
     if problems:
         raise ConfigError(problems)
     return unsure
@@ -115,24 +107,6 @@ def _changed_run(
     return problems, unsure
 
 
-def _renamed(sweep: Sweep, before: Mapping[str, Any], record: Callable[[], Record]) -> tuple[list[Problem], list[str]]:
-    """What is wrong where trials may be under way on a cluster under another name, beside which they would be trained
-    again; and what an earlier version, which noted no name, leaves open of it."""
-    is_noted = _NAMED in before
-    last = before[_NAMED] if is_noted else record().begun_as
-    if last is None or (there := replace(sweep, name=last)).run_name(0) == sweep.run_name(0):
-        return [], []
-    runs = listed(there.run_name(trial.number) for trial in record().trials if not trial.is_over)
-    if not runs:
-        return [], []
-    if is_noted:
-        what = f"was {last}, is {sweep.name}, and runs of the first name are trials that are not over: {runs}"
-        hint = f"set it back until they are, with the directory's name: name: {last}"
-        return [Problem(what, f"{sweep.directory}: sweep: name", hint)], []
-    what = f"this sweep began as {last}, and an earlier version did not note the name that its trials run under"
-    return [], [f"{what}: if they still do as {runs}, stop them by `rankzero cancel`, or they are trained twice"]
-
-
 def _has_moved(
     change: Change, before: Mapping[str, str], contents: Callable[[], Mapping[str, str]], *, for_pods: bool
 ) -> bool | None:
@@ -148,8 +122,8 @@ def _has_moved(
 
 
 def keep_contents(sweep: Sweep, eval_files: str | None, contents: Mapping[str, str], trials: Sequence[Trial]) -> None:
-    """Note what trials are evaluated on and made of, and under which name a cluster has them; or raise ConfigError
-    where others were evaluated on something else, or made of it. Until one was scored, files may be mended."""
+    """Note what trials are evaluated on and made of, or raise ConfigError where others were evaluated on something
+    else, or made of it. Until one was scored, files may be mended."""
     file = SweepDir(sweep.directory).setting
     kept = json.loads(file.read_text(encoding="utf-8"))
     scored = [trial.number for trial in trials if trial.evaluations or trial.value is not None]
@@ -167,8 +141,6 @@ def keep_contents(sweep: Sweep, eval_files: str | None, contents: Mapping[str, s
             for field, what in found.items()
         )
     new = {**kept, **setting_of(sweep), _EVAL_FILES: eval_files, _CONTENTS: contents}
-    if sweep.for_pods:
-        new[_NAMED] = sweep.name
     if new != kept:
         write_json(file, new)
 
@@ -234,7 +206,7 @@ def to_json(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
                 "value": trial.value,
                 "values": chosen_values(sweep.space, trial.labels),
                 "evaluations": list(trial.evaluations),
-                "run": f"{sweep.runs}/{sweep.run_name(trial.number)}",
+                "run": f"{sweep.runs}/{trial.run_name(sweep)}",
                 "cause": trial.cause,
             }
             for trial in trials

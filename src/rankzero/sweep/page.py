@@ -42,7 +42,7 @@ def write_sweep_page(sweep: Sweep, trials: Sequence[Trial], importances: Mapping
 
 def _run_of(sweep: Sweep, place: SweepDir, trial: Trial) -> str:
     """Its page, relative to the sweep's; on a cluster the run's name."""
-    name = sweep.run_name(trial.number)
+    name = trial.run_name(sweep)
     return name if sweep.for_pods else os.path.relpath(RunDir(place.trials / name).page, place.root)
 
 

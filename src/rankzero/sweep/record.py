@@ -36,6 +36,9 @@ _CAUSE, _EXIT_CODE = "cause", "exit_code"
 _VERDICT = "verdict"
 """What follows from the last evaluation of a trial that was judged: noted before any of it is done, so that a kill in
 between leaves it for the next start to do. To judge again would be by what other trials have scored meanwhile."""
+_RUN = "run"
+"""Of a trial on a cluster: its run's name there, and what tells each rendering that was submitted under it."""
+_NOT_SUBMITTED: tuple[str, list[str]] = ("", [])
 _OF_A_RUNG = "completed_rung_"
 """What Optuna's successive halving notes of a trial while it judges."""
 
@@ -54,6 +57,15 @@ class Trial:
     cause: str = ""
     """Of one that failed."""
     exit_code: int | None = None
+    run: str | None = None
+    """On a cluster: what its run is called there, whatever the sweep is called since. Empty until it is submitted;
+    None: an earlier version has drawn it, which noted no name."""
+    submitted: tuple[str, ...] = ()
+    """What tells each rendering of it that was submitted under that name from other runs of the name."""
+
+    def run_name(self, sweep: Sweep) -> str:
+        """What its run is called, or is to be."""
+        return self.run or sweep.run_name(self.number)
 
     @property
     def is_over(self) -> bool:
@@ -94,7 +106,12 @@ class Record:
             labels = next((point for at, point in enumerate(grid(self._sweep.space)) if at == len(there)), None)
             if labels is None:
                 return None
-            chosen = create_trial(state=TrialState.RUNNING, params=dict(labels), distributions=self._distributions)
+            chosen = create_trial(
+                state=TrialState.RUNNING,
+                params=dict(labels),
+                distributions=self._distributions,
+                user_attrs=self._unsubmitted(),
+            )
         else:
             study = self._copy(there, len(there))
             study.ask(self._distributions)
@@ -103,6 +120,7 @@ class Record:
                 state=TrialState.RUNNING,
                 params=drawn.params,
                 distributions=drawn.distributions,
+                user_attrs=self._unsubmitted(),
                 system_attrs=drawn.system_attrs,
             )
         with self._storage_errors():
@@ -135,6 +153,16 @@ class Record:
             self._storage.set_trial_user_attr(own, _CAUSE, cause)
             self._storage.set_trial_user_attr(own, _EXIT_CODE, exit_code)
             self._storage.set_trial_state_values(own, TrialState.FAIL)
+
+    def note_run(self, number: int, name: str, digest: str) -> Trial:
+        """Note what a trial's run on a cluster is called, and what tells it; before that is submitted, since it may be
+        under way from then on. Returns the trial."""
+        own = self._frozen()[number]
+        known = [*_run(own)[1]] if _run(own)[0] == name else []
+        if digest not in known:
+            with self._storage_errors():
+                self._storage.set_trial_user_attr(own._trial_id, _RUN, [name, [*known, digest]])
+        return _trial(self._frozen()[number])
 
     def take_up(self, number: int) -> None:
         """Have a trial that failed run again, with its values. The library knows no way back from an end."""
@@ -169,6 +197,9 @@ class Record:
         self._storage.set_trial_intermediate_value(own._trial_id, at, value)
         if ends:
             self._storage.set_trial_state_values(own._trial_id, TrialState.PRUNED, [value])
+
+    def _unsubmitted(self) -> dict[str, Any]:
+        return {_RUN: _NOT_SUBMITTED} if self._sweep.for_pods else {}
 
     def _copy(self, trials: list[FrozenTrial], number: int) -> optuna.Study:
         """The study in memory, with these trials and what the answer for this trial's number is made by."""
@@ -240,6 +271,7 @@ def _distribution(dimension: Choices | Numbers) -> BaseDistribution:
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
+    run, submitted = _run(frozen)
     failed = frozen.state == TrialState.FAIL  # else what is noted is of an earlier time
     return Trial(
         frozen.number,
@@ -249,7 +281,14 @@ def _trial(frozen: FrozenTrial) -> Trial:
         frozen.value if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
         str(frozen.user_attrs.get(_CAUSE, "")) if failed else "",
         frozen.user_attrs.get(_EXIT_CODE) if failed else None,
+        run,
+        tuple(submitted),
     )
+
+
+def _run(frozen: FrozenTrial) -> tuple[str | None, list[str]]:
+    name, submitted = frozen.user_attrs.get(_RUN, (None, []))
+    return name, submitted
 
 
 def _evaluations(frozen: FrozenTrial) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankzero.errors import (
     ConfigError,
@@ -29,7 +29,7 @@ from rankzero.spec.search_space import Choices, chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_run
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
-from rankzero.sweep.trainer import Trainer, TrialStart
+from rankzero.sweep.trainer import Known, Trainer, TrialStart
 
 POLL_SECONDS = 0.2
 RESTARTS = 3
@@ -155,10 +155,22 @@ class SweepRun:
         if time.monotonic() < one.not_before:
             return
         try:
-            one.start = self._trainer.start(one.spec, one.slot)
+            one.start = self._trainer.start(one.spec, one.slot, self._known(one))
         except StorageError as error:  # the others save before the sweep ends
             self._lost = self._lost or error
             self._leave(one)
+
+    def _known(self, one: _Running) -> Known:
+        trial = one.trial
+        name = trial.run
+        if name is None and self._sweep.for_pods:  # the sweep may have been renamed since an earlier version drew it
+            name = replace(self._sweep, name=self._record.begun_as).run_name(trial.number)
+        before = one.spec.model_copy(update={"name": name}) if name and name != one.spec.name else None
+
+        def note(name: str, digest: str) -> None:
+            one.trial = self._record.note_run(trial.number, name, digest)
+
+        return Known(before, bool(trial.run), trial.submitted, note)
 
     def _look(self, one: _Running, start: TrialStart) -> None:
         """Record what is new of a trial that was started."""
@@ -249,7 +261,7 @@ def _failed_alike(sweep: Sweep, trials: Sequence[Trial]) -> RankzeroError | None
     got_on = any(trial.state in ("complete", "pruned") or trial.evaluations for trial in trials)
     if got_on or len(failed) < ENOUGH_ALIKE:
         return None
-    causes = {trial.cause.replace(sweep.run_name(trial.number), "") for trial in failed}
+    causes = {trial.cause.replace(trial.run_name(sweep), "") for trial in failed}
     codes = {trial.exit_code for trial in failed}
     searched = [name for name, one in sweep.space.items() if not isinstance(one, Choices) or len(one.values) > 1]
     shared = [name for name in searched if len({trial.labels[name] for trial in failed}) == 1]

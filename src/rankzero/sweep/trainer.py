@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from rankzero.errors import RankzeroError
 from rankzero.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a trial's run where runs are found by their names."""
+
+    before: RunSpec | None
+    """The trial under the name that its run has, or may have; None where only its sweep's name now counts."""
+    is_noted: bool
+    """Whether that is its run's name. Else an earlier version may have submitted it under that name."""
+    submitted: tuple[str, ...]
+    """What tells each rendering that was submitted under that name."""
+    note: Callable[[str, str], None]
+    """Given the run's name and what tells its rendering, before that is submitted."""
 
 
 class TrialStart(Protocol):
@@ -34,9 +50,9 @@ class TrialStart(Protocol):
 class Trainer(Protocol):
     """Starts runs."""
 
-    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+    def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
         """Train a run, or continue it where it stopped. None: somebody else has it at this moment. `slot` tells trials
-        that run at the same time apart, from 0."""
+        that run at the same time apart, from 0. What is `known` counts where a run outlives its sweep's process."""
 
     def saved(self, spec: RunSpec) -> int | None:
         """The step of the newest checkpoint, where that is known."""

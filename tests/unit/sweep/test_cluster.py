@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 
 from rankzero.api.sweeps import SweepResult, run_sweep_on
 from rankzero.errors import ConfigError, RankzeroError, StoppedError
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
 from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import RUN as RUN_LABEL
@@ -87,77 +91,166 @@ class Killed(BaseException):
     """In place of SIGKILL."""
 
 
-def killed_in_its_second_trial(directory: Path, name: str, patch: pytest.MonkeyPatch) -> None:
-    """The first is done, the second has been submitted."""
+THREE = (4, 16, 32)
+BAD = life("bad", code=65, words={"what": "row 3 has no messages"})
+SCORED = life(words={"step": 4, "scores": {"eval_loss": 0.5}})
+
+
+def killed_in_its_second_trial(
+    directory: Path, name: str, patch: pytest.MonkeyPatch, *, submitted: bool = True, trials: int = 6
+) -> None:
+    """The first is over; the second has been submitted, or is about to be."""
     look = there.run_status
 
     def killing(evidence: Evidence) -> RunStatus:
-        if evidence.run == f"{name}-001" and evidence.objects:
+        if evidence.run == f"{name}-001" and bool(evidence.objects) == submitted:
             raise Killed
         return look(evidence)
 
     with patch.context() as patched, pytest.raises(Killed):
         patched.setattr(there, "run_status", killing)
-        searched(directory, name=name)
+        searched(directory, *THREE, name=name, trials=trials)
 
 
-def test_a_sweep_with_a_run_under_way_keeps_its_name(
+def renamed(directory: Path, before: str, now: str) -> None:
+    (directory / "sweeps" / before).rename(directory / "sweeps" / now)
+
+
+def unnoted(directory: Path, name: str) -> None:
+    """The record as a version has it that noted no names."""
+    with closing(sqlite3.connect(directory / "sweeps" / name / "study.db")) as record, record:
+        record.execute("DELETE FROM trial_user_attributes WHERE key = 'run'")
+
+
+def submitted(cluster: FakeCluster) -> list[str]:
+    """Runs whose training object was applied, each once, in order."""
+    made = (re.search(r"/jobs/([^?]+)\?.*force=true", one.path) for one in cluster.requests if one.changes)
+    return list(dict.fromkeys(found[1] for found in made if found))
+
+
+NAMES = [("search", "search"), ("search", "other"), ("other", "search"), ("other", "other"), ("other", "third")]
+
+
+@pytest.mark.parametrize("meanwhile", ["runs", "is finished", "has failed"])
+@pytest.mark.parametrize(("second", "third"), NAMES)
+def test_a_trial_keeps_the_name_of_its_run_whatever_the_sweep_is_called_since(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, meanwhile: str, second: str, third: str
+) -> None:
+    """Under another one it would be trained beside itself, and without its checkpoints. What comes after it has the
+    sweep's name at that time."""
+    cluster.script("node", 0, SCORED)
+    searched(tmp_path, *THREE, trials=1)
+    renamed(tmp_path, "search", second)
+    if meanwhile == "has failed":
+        cluster.script("node", 0, BAD, SCORED)
+    killed_in_its_second_trial(tmp_path, second, monkeypatch, trials=2)
+    if meanwhile != "runs":
+        with cluster.store.news:
+            cluster.world.run_down()
+    cluster.script("node", 0, SCORED)
+    renamed(tmp_path, second, third)
+    result = searched(tmp_path, *THREE, name=third)
+    assert [trial.run for trial in result.trials] == ["search-000", f"{second}-001", f"{third}-002"]
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert submitted(cluster) == ["search-000", f"{second}-001", f"{third}-002"]
+    assert result.to_json()["trials"][1]["run"].endswith(f"/{second}-001")
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_trial_that_was_never_submitted_has_the_name_of_its_sweep(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, is_noted: bool
+) -> None:
+    cluster.script("node", 0, SCORED)
+    killed_in_its_second_trial(tmp_path, "search", monkeypatch, submitted=False)
+    if not is_noted:
+        unnoted(tmp_path, "search")
+    renamed(tmp_path, "search", "other")
+    result = searched(tmp_path, *THREE, name="other")
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert submitted(cluster) == ["search-000", "other-001", "other-002"]
+
+
+def test_a_trial_is_noted_before_it_is_submitted(
     tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under another one the trial would be trained beside itself. When all are over, nothing is trained twice."""
-    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
-    killed_in_its_second_trial(tmp_path, "search", monkeypatch)
-    first, second = tmp_path / "sweeps/search", tmp_path / "sweeps/other"
-    first.rename(second)
-    cluster.requests.clear()
-    with pytest.raises(ConfigError) as caught:
-        searched(tmp_path, name="other")
-    (problem,) = caught.value.problems
-    assert problem.what == "was search, is other, and runs of the first name are trials that are not over: search-001"
-    assert problem.where == f"{second}: sweep: name" and "name: search" in problem.hint
-    assert changes(cluster) == ""
-    second.rename(first)
-    trials = searched(tmp_path).trials
-    assert [trial.state for trial in trials] == ["complete"] * 2
-    first.rename(second)
-    cluster.requests.clear()
-    assert searched(tmp_path, name="other").trials == trials and changes(cluster) == ""
+    """A kill in between leaves a name under which nothing is there, and under which it is submitted then."""
+    cluster.script("node", 0, SCORED)
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(KubernetesBackend, "submit", killed)
+        searched(tmp_path, *THREE)
+    renamed(tmp_path, "search", "other")
+    assert [trial.state for trial in searched(tmp_path, *THREE, name="other").trials] == ["complete"] * 3
+    assert submitted(cluster) == ["search-000", "other-001", "other-002"]
 
 
-def test_a_sweep_goes_by_the_name_that_it_had_last(
-    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Renamed while no trial is open, it has runs of both names; those that are under way are of the second."""
-    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
-    searched(tmp_path, trials=1)
-    first, second = tmp_path / "sweeps/search", tmp_path / "sweeps/other"
-    first.rename(second)
-    killed_in_its_second_trial(tmp_path, "other", monkeypatch)
-    second.rename(first)
-    with pytest.raises(ConfigError, match="was other, is search, .* not over: other-001"):
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_trial_that_failed_goes_on_under_its_name(tmp_path: Path, cluster: FakeCluster, is_noted: bool) -> None:
+    """From what it saved there."""
+    cluster.script("node", 0, BAD, SCORED)
+    with pytest.raises(RankzeroError, match="no trial has a result"):
         searched(tmp_path)
-    first.rename(second)
+    if not is_noted:
+        unnoted(tmp_path, "search")
+    renamed(tmp_path, "search", "other")
     assert [trial.state for trial in searched(tmp_path, name="other").trials] == ["complete"] * 2
+    assert submitted(cluster) == ["search-000", "search-001"]
 
 
-def test_of_a_sweep_that_noted_no_name_it_is_said_what_may_be_trained_twice(
-    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("meanwhile", ["runs", "is finished", "has failed"])
+@pytest.mark.parametrize("second", ["search", "other"])
+def test_a_trial_of_a_version_that_noted_no_names_is_found_under_either(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, meanwhile: str, second: str
 ) -> None:
-    """An earlier version let it be renamed, so its runs may have either name."""
-    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
-    killed_in_its_second_trial(tmp_path, "search", monkeypatch)
-    file = tmp_path / "sweeps/other/sweep.json"
-    (tmp_path / "sweeps/search").rename(file.parent)
-    record = json.loads(file.read_text())
-    record.pop("runs_named", None)
-    file.write_text(json.dumps(record))
-    said: list[str] = []
-    assert [trial.state for trial in searched(tmp_path, name="other", say=said.append).trials] == ["complete"] * 2
-    assert [line for line in said if "search-001" in line and "rankzero cancel" in line]
-    assert json.loads(file.read_text())["runs_named"] == "other"
-    said.clear()
-    searched(tmp_path, name="other", say=said.append)
-    assert not said
+    cluster.script("node", 0, SCORED)
+    searched(tmp_path, *THREE, trials=1)
+    renamed(tmp_path, "search", second)
+    if meanwhile == "has failed":
+        cluster.script("node", 0, BAD, SCORED)
+    killed_in_its_second_trial(tmp_path, second, monkeypatch, trials=2)
+    if meanwhile != "runs":
+        with cluster.store.news:
+            cluster.world.run_down()
+    cluster.script("node", 0, SCORED)
+    unnoted(tmp_path, second)
+    if second != "other":
+        renamed(tmp_path, second, "other")
+    result = searched(tmp_path, *THREE, name="other")
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert submitted(cluster) == ["search-000", f"{second}-001", "other-002"]
+    assert result.trials[1].run == f"{second}-001"
+
+
+@pytest.mark.parametrize("meanwhile", ["runs", "is finished", "has failed"])
+@pytest.mark.parametrize("name", ["search", "other"])
+def test_a_trial_is_its_own_run_also_where_cluster_yaml_has_changed(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, meanwhile: str, name: str
+) -> None:
+    """One that runs is followed as it is, one that is finished has scored; one that has stopped goes on as changed."""
+    cluster.script("node", 0, SCORED)
+    searched(tmp_path, *THREE, trials=1)
+    if meanwhile == "has failed":
+        cluster.script("node", 0, BAD, SCORED)
+    killed_in_its_second_trial(tmp_path, "search", monkeypatch, trials=2)
+    if meanwhile != "runs":
+        with cluster.store.news:
+            cluster.world.run_down()
+    cluster.script("node", 0, SCORED)
+    changed(tmp_path)
+    if name != "search":
+        renamed(tmp_path, "search", name)
+    result = searched(tmp_path, *THREE, name=name)
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert submitted(cluster) == ["search-000", "search-001", f"{name}-002"]
+
+
+def changed(directory: Path) -> None:
+    """cluster.yaml, so that no rendering is as before."""
+    file = directory / "cluster.yaml"
+    file.write_text(re.sub(r"image: .*", "image: example.org/other:2", file.read_text()))
 
 
 def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, cluster: FakeCluster) -> None:
@@ -210,6 +303,37 @@ def test_another_sweeps_finished_run_is_no_trial_of_this_one(tmp_path: Path, clu
     (problem,) = caught.value.problems
     assert problem.where == "run search-000" and "another name" in problem.hint
     assert changes(cluster) == ""
+    renamed(tmp_path, "search", "other")  # the hint
+    assert [trial.run for trial in searched(tmp_path, 32, 64, name="other").trials] == ["other-000", "other-001"]
+
+
+@pytest.mark.parametrize("hint", ["another name", "removed"])
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_trial_whose_name_another_sweep_has_taken_meanwhile_gets_on_by_the_hint(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, hint: str, is_noted: bool
+) -> None:
+    cluster.script("node", 0, SCORED)
+    killed_in_its_second_trial(tmp_path, "search", monkeypatch)
+    if not is_noted:
+        unnoted(tmp_path, "search")
+    removed(cluster, "search-000")
+    removed(cluster, "search-001")
+    renamed(tmp_path, "search", "aside")
+    searched(tmp_path, 2, 64)
+    shutil.rmtree(tmp_path / "sweeps/search")
+    renamed(tmp_path, "aside", "search")
+    with pytest.raises(ConfigError, match="is finished already, with another spec") as caught:
+        searched(tmp_path, *THREE)
+    assert "another name" in caught.value.problems[0].hint and "delete search-001" in caught.value.problems[0].hint
+    name = "other" if hint == "another name" else "search"
+    if hint == "removed":
+        removed(cluster, "search-001")
+    else:
+        renamed(tmp_path, "search", name)
+    cluster.requests.clear()
+    result = searched(tmp_path, *THREE, name=name)
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert submitted(cluster) == [f"{name}-001", f"{name}-002"]
 
 
 def test_a_finished_trial_whose_pods_are_gone_is_asked_again(tmp_path: Path, cluster: FakeCluster) -> None:

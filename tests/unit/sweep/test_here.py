@@ -26,7 +26,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.sweep import here
 from rankzero.sweep.here import Finished, Here, Kept
-from rankzero.sweep.trainer import TrialStart
+from rankzero.sweep.trainer import Known, TrialStart
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -164,16 +164,16 @@ def test_a_trial_whose_owner_may_live_is_waited_for_while_it_does(
     monkeypatch.setattr(here, "Watch", partial(Watch, clock=lambda: now))
     monkeypatch.setattr(here, "is_finished", lambda *_: True)
     said: list[str] = []
-    place = Here(1, 1, 0, {}, said.append)
+    place, unknown = Here(1, 1, 0, {}, said.append), Known(None, False, (), lambda name, digest: None)
     lease = tmp_path / "trial-000/lease.json"
     lease.parent.mkdir()
     for beat in range(4):
         lease.write_text(json.dumps({"token": 3, "beat": beat, "host": "other-host", "pid": 7, "process": "x"}))
-        assert place.start(training._spec, 0) is None
+        assert place.start(training._spec, 0, unknown) is None
         now += 10.0
     assert said == ["trial-000: process 7 on other-host has its run directory, or had; waiting while it lives"]
     now += 10.0
-    assert place.start(training._spec, 0) is not None
+    assert place.start(training._spec, 0, unknown) is not None
 
 
 def evaluated(

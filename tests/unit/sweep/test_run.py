@@ -28,7 +28,7 @@ from rankzero.sweep.outcome import keep_contents, keep_setting, require_a_result
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record
 from rankzero.sweep.run import SweepRun
-from rankzero.sweep.trainer import TrialStart
+from rankzero.sweep.trainer import Known, TrialStart
 from tests.support.sweeps import RUN, Formula, sweep_of
 
 
@@ -156,10 +156,10 @@ def test_a_store_with_another_sweeps_trials_ends_this_one_and_no_trial_is_lost(t
 
 def test_a_trial_that_cannot_be_started_ends_the_sweep_when_the_others_have_saved(tmp_path: Path) -> None:
     class Unreachable(Formula):
-        def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+        def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
             if spec.name == "trial-001":
                 raise StorageError("the store does not answer", where="s3://bucket")
-            return super().start(spec, slot)
+            return super().start(spec, slot, known)
 
     sweep, place = sweep_of(tmp_path, trials=3), Unreachable()
     with pytest.raises(StorageError, match="does not answer"):
