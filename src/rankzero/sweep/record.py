@@ -91,8 +91,9 @@ class Record:
                 storage=self._storage, study_name=self.begun_as, direction=self._direction, load_if_exists=True
             )
             for one in self._frozen():
-                if one.state == TrialState.RUNNING and _VERDICT in one.user_attrs:
-                    self._carry_out(one, **one.user_attrs[_VERDICT])
+                verdict = one.user_attrs.get(_VERDICT) if one.state == TrialState.RUNNING else None
+                if verdict is not None and verdict["at"] >= len(one.intermediate_values):
+                    self._carry_out(one, **verdict)  # else an earlier version, which knows none, went on with it
 
     @property
     def trials(self) -> list[Trial]:

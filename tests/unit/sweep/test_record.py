@@ -140,6 +140,22 @@ def test_a_verdict_that_a_kill_cut_short_stands_whatever_others_score_meanwhile(
     assert (trial.state, trial.evaluations, trial.value) == ("pruned", (2.0,), 2.0)
 
 
+def test_a_verdict_that_a_trial_has_outlived_is_not_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version knows no verdicts: it went on with the trial, and was killed itself."""
+    sweep, file = sweep_of(tmp_path, sampler="random", pruner="median", trials=20), tmp_path / "study.db"
+    record = side_by_side(sweep, file, [1.0] * 5)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_at(patch, 2)
+        record.report(5, 2.0)
+    own = record._frozen()[5]._trial_id
+    for step, value in enumerate((2.0, 0.5, 0.1), start=1):
+        record._storage.set_trial_intermediate_value(own, step, value)
+    trial = Record(sweep, file).trials[5]
+    assert (trial.state, trial.evaluations) == ("running", (2.0, 0.5, 0.1))
+
+
 @pytest.mark.parametrize("write", [2, 3])
 def test_a_verdict_to_go_on_that_a_kill_cut_short_stands_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
