@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rankzero.data.read.containers.stream import Place
 from rankzero.data.read.hashing import file_state
 from rankzero.data.read.locate import listed, understood
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile
@@ -41,15 +40,25 @@ class Shard:
         return [self.source, self.name, self.size, self.version]
 
     def rows(self, source: SourceSpec, network: Network, skip: int = 0) -> Iterator[NumberedLine]:
-        """Its rows behind the first `skip`. Raises DataError where it is not what was listed, or cannot be read,
-        ServiceError or AccessError where it is not reached."""
-        place: Place = self.url
+        """Its rows behind the first `skip`. Raises DataError where it is not what was listed, by their end too, or
+        cannot be read, ServiceError or AccessError where it is not reached."""
         if self.remote is not None:
-            place = ReadInPlace(self.remote, network)
-        elif _version(self.url) != (self.size, self.version):
+            yield from read_rows(ReadInPlace(self.remote, network), header=source.header, skip=skip)
+            return
+        self.require_same()
+        try:
+            yield from read_rows(self.url, header=source.header, skip=skip)
+        except DataError:
+            self.require_same()  # what is half written is damaged for a moment
+            raise
+        self.require_same()
+
+    def require_same(self) -> None:
+        """Raise DataError where a file that is here is no longer the one that was listed. One elsewhere is compared
+        whenever it is opened."""
+        if self.remote is None and _version(self.url) != (self.size, self.version):
             hint = "the same command lists the files again; what a run goes on with is then other data, and it says so"
             raise DataError("the file changed since it was listed", where=self.url, hint=hint)
-        return read_rows(place, header=source.header, skip=skip)
 
 
 def list_shards(

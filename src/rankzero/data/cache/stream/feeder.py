@@ -228,7 +228,9 @@ class WindowWriter:
 
     def commit(self, begins: Cursor, passed: Tally) -> bool:
         """Give the window its name, where rows are left; returns whether they are. `passed`: of the windows since the
-        last one, of which none were. Raises DataError with all rows that are bad."""
+        last one, of which none were. Raises DataError where a file changed meanwhile, and with all bad rows."""
+        for shard in self._sources:
+            self._stream.shards[shard].require_same()
         if self._log.total:
             raise self._log.error()
         if not self.rows:
