@@ -33,7 +33,7 @@ from rankzero.data.cache.stream.order import Cursor, Draw, epoch_order
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.pool import ordered_map
 from rankzero.data.read.network import Network, RealNetwork
-from rankzero.data.rows.chunks import NumberedLine, pack
+from rankzero.data.rows.chunks import NumberedLine, count_in, pack
 from rankzero.data.rows.problems import ProblemLog
 from rankzero.errors import ConfigError, DataError, RankzeroError
 from rankzero.redaction import Redactor
@@ -145,9 +145,7 @@ def feed(stream: Stream, cursor: Cursor, directory: Path, room: Room, *, workers
                 passed.add(window.tally)
         kept_in_epoch += window.rows
         dropped.update(window.tally.dropped)
-    if room.ended:
-        raise NotNeededError
-    raise DataError("there are no rows in it", where="data.train", hint="are these the right files?")
+    raise NotNeededError
 
 
 def _nothing_left(dropped: Counter[str]) -> DataError:
@@ -157,8 +155,9 @@ def _nothing_left(dropped: Counter[str]) -> DataError:
 
 
 def _tasks(stream: Stream, cursor: Cursor, at_work: deque[tuple[Cursor, int]], network: Network) -> Iterator[Task]:
-    """A task is drawn shortly before it runs."""
+    """A task is drawn shortly before it runs. Raises DataError once a whole epoch has none."""
     empty: set[int] = set()
+    shares = _Shares(stream, cursor)
 
     def order_of(epoch: int) -> Any:
         return epoch_order(stream.weights, seed=stream.seed, epoch=epoch)
@@ -168,15 +167,45 @@ def _tasks(stream: Stream, cursor: Cursor, at_work: deque[tuple[Cursor, int]], n
         for row in stream.rows(shard, skip, network):
             yield row
             taken += 1
+        shares.read[stream.shards[shard].source] += taken
         if not taken and not skip and shard not in empty:
             empty.add(shard)
             logging.getLogger("rankzero.data").warning("%s: there are no rows in it", stream.shards[shard].url)
 
     draw = Draw(order_of, read, seed=stream.seed, window_rows=stream.window_rows)
     for begins, shard, rows in draw.parts(cursor):
+        shares.in_epoch(begins)
         for chunk in pack(rows, 0, CHUNK_BYTES):
+            shares.kept[stream.shards[shard].source] += count_in(chunk)
             at_work.append((begins, shard))
             yield stream.task(chunk, shard, encode=True)
+    if shares.read.total():
+        raise DataError("the weights leave no row", where="data.train", hint="raise a weight")
+    raise DataError("there are no rows in it", where="data.train", hint="are these the right files?")
+
+
+class _Shares:
+    """Of an epoch, how many rows of each source were read, and how many of them its weight has left."""
+
+    def __init__(self, stream: Stream, cursor: Cursor) -> None:
+        self.read, self.kept = Counter[int](), Counter[int]()
+        self._stream, self._epoch = stream, cursor.epoch
+        self._whole = not cursor.next_place
+        """Whether all of the epoch is read here."""
+        self._said: set[int] = set()
+
+    def in_epoch(self, begins: Cursor) -> None:
+        """A window begins. Once an epoch is done, sources are named of which it had nothing."""
+        if begins.epoch == self._epoch:
+            return
+        for number, rows in sorted(self.read.items()) if self._whole else ():
+            if rows and not self.kept[number] and number not in self._said:
+                self._said.add(number)
+                source = self._stream.sources[number]
+                what = "%s: its weight of %g leaves none of its %d rows: raise it, or leave the source out"
+                logging.getLogger("rankzero.data").warning(what, source.path, source.weight, rows)
+        self.read, self.kept = Counter(), Counter()
+        self._epoch, self._whole = begins.epoch, True
 
 
 def _placed(

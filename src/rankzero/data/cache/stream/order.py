@@ -87,6 +87,8 @@ class _Open(Generic[Row]):
     piece: Piece
     taken: int
     rows: Iterator[Row]
+    takes_part: bool = False
+    """Whether any row of it has, of those read here."""
 
 
 class Draw(Generic[Row]):
@@ -107,8 +109,8 @@ class Draw(Generic[Row]):
     def parts(self, cursor: Cursor) -> Iterator[tuple[Cursor, int, Iterator[Row]]]:
         """For each window from `cursor` on and each shard in it: where the window begins, the shard, its rows.
 
-        The rows of a part are to be taken, all of them, before the next part is asked for. Ends where an epoch has no
-        rows at all.
+        The rows of a part are to be taken, all of them, before the next part is asked for. Ends where no row
+        takes part in an epoch.
         """
         while True:
             epoch = _Epoch(self, self._order_of(cursor.epoch), cursor)
@@ -134,6 +136,7 @@ class Draw(Generic[Row]):
                 return
             number, shard.taken = shard.taken, shard.taken + 1
             if piece.share == 1 or uniform(number, seed=self._seed, stream=_THINNED - piece.shard) < piece.share:
+                shard.takes_part = True
                 yield row
 
     def shares(self, shards: int) -> list[int]:
@@ -150,6 +153,7 @@ class _Epoch(Generic[Row]):
         self._open = [draw.begin(order, reading) for reading in cursor.open]
         self._next_place, self._window, self._number = cursor.next_place, cursor.window, cursor.epoch
         self.has_rows = bool(cursor.open)
+        """Whether any takes part; of what was read before this start, that is not known."""
 
     @property
     def cursor(self) -> Cursor:
@@ -172,7 +176,7 @@ class _Epoch(Generic[Row]):
                 before = current.taken
                 yield current.piece.shard, self._draw.take(current, wanted)
                 wanted -= current.taken - before
-                self.has_rows |= current.taken > before
+                self.has_rows |= current.takes_part
                 if not wanted:
                     left.append(current)
                     break

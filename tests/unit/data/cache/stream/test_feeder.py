@@ -18,7 +18,7 @@ from rankzero.data.cache.stream.order import Cursor
 from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.stream.rows import RowStream, StreamPosition, Taken
 from rankzero.data.cache.tokenize import TokenRules
-from rankzero.errors import ConfigError, DataError, RankzeroError, ServiceError
+from rankzero.errors import ConfigError, DataError, Problem, RankzeroError, ServiceError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.handover import write_error
 from rankzero.spec.run_spec import SourceSpec
@@ -270,6 +270,30 @@ def test_dropped_rows_are_counted_and_an_epoch_of_nothing_else_ends(tokenizer: A
     network = network_of([[long] * 30])
     with pytest.raises(DataError, match=r"no row of a whole epoch is left: all are dropped \(30 × over_length\)"):
         steps(stream_of(network, tokenizer, over_length="drop"), network, tmp_path / "b", 1)
+
+
+def weighted(network: FakeNetwork, tokenizer: Any, **weights: float) -> Stream:
+    sources = [SourceSpec(path=f"s3://b/{name}", weight=weight) for name, weight in weights.items()]
+    rules = TokenRules(max_length=64)
+    return make_stream(sources, tokenizer, rules, seed=5, window_rows=10, cache_bytes=10**9, network=network)
+
+
+def test_weights_that_leave_no_row_end_it_as_without_a_stream(tokenizer: Any, tmp_path: Path) -> None:
+    network = network_of([texts(0, 20)])
+    with pytest.raises(DataError, match="the weights leave no row") as refused:
+        steps(weighted(network, tokenizer, d=0.001), network, tmp_path, 1)
+    assert refused.value.problems == (Problem("the weights leave no row", "data.train", "raise a weight"),)
+
+
+def test_a_source_of_which_its_weight_leaves_nothing_is_said_once(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = network_of([texts(0, 20)])
+    network.files["s3://b/few/0.jsonl"] = network.files["s3://b/d/00.jsonl"]
+    taken = steps(weighted(network, tokenizer, d=1, few=0.001), network, tmp_path, 20)
+    assert len({*wheres(taken)}) == 20
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["s3://b/few: its weight of 0.001 leaves none of its 20 rows: raise it, or leave the source out"]
 
 
 def test_a_window_of_which_nothing_is_left_is_passed_over(tokenizer: Any, tmp_path: Path) -> None:

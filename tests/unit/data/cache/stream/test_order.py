@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.cache.stream.order import OPEN_SHARDS, Cursor, Draw, Piece, epoch_order, shuffled
+from rankzero.data.cache.stream.order import OPEN_SHARDS, Cursor, Draw, Piece, Reading, epoch_order, shuffled
 
 Windows = list[tuple[Cursor, list[tuple[int, int]]]]
 
@@ -98,6 +98,12 @@ PINNED: list[list[object]] = [
 
 def test_a_stream_without_rows_ends() -> None:
     assert windows([0, 0], [1.0, 1.0], Cursor(), 5, rows=4) == windows([0, 0], [1.0, 1.0], Cursor(), 9, rows=4)
+
+
+@pytest.mark.parametrize("begins", [Cursor(), Cursor(2, 0, 1, (Reading(0, 12),))])
+def test_a_stream_of_which_the_weights_leave_no_row_ends(begins: Cursor) -> None:
+    found = windows([20], [1e-9], begins, 99, rows=4)
+    assert len(found) < 20 and not any(part for _, part in found)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
