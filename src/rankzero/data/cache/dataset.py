@@ -7,7 +7,7 @@ Processes that open the same directory share its pages. Besides the map only thr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -107,6 +107,13 @@ class RowLabels(Sequence[str | None]):
     names: tuple[str, ...]
     """Each name once, in the order in which rows first have it. Of a selection: those of all rows."""
     codes: Int32
+
+    @classmethod
+    def of(cls, texts: Iterable[str | None]) -> RowLabels:
+        """The labels of rows one by one."""
+        names: dict[str, int] = {}
+        codes = [-1 if text is None else names.setdefault(text, len(names)) for text in texts]
+        return cls(tuple(names), np.array(codes, dtype=np.int32))
 
     def __len__(self) -> int:
         return len(self.codes)

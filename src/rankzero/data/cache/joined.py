@@ -86,10 +86,7 @@ class JoinedRows:
 
     @cached_property
     def label_names(self) -> RowLabels:
-        names: dict[str, int] = {}
-        texts = [dataset.label_names[int(row)] for dataset, rows in self._parts for row in rows]
-        codes = [-1 if text is None else names.setdefault(text, len(names)) for text in texts]
-        return RowLabels(tuple(names), np.array(codes, dtype=np.int32))
+        return RowLabels.of(dataset.label_names[int(row)] for dataset, rows in self._parts for row in rows)
 
     def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
         dataset, row = self._locate(i)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +22,21 @@ class Labelled(Protocol):
     @property
     def label_names(self) -> RowLabels: ...
     def where(self, i: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWithLabels:
+    """Rows that are no data set yet."""
+
+    label_names: RowLabels
+    places: Sequence[str]
+    """`train.jsonl:812`."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def where(self, i: int) -> str:
+        return self.places[i]
 
 
 def classes_of(train: Labelled | None, evaluation: Labelled | None, wanted: tuple[str, ...] | None) -> tuple[str, ...]:

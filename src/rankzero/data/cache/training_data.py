@@ -221,7 +221,7 @@ def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer
     if rules.vision is not None:
         hint = "leave it out: pictures that rows bring are kept on disk, all of them"
         raise ConfigError("rows with images are not streamed", where="data.streaming", hint=hint)
-    return make_stream(
+    stream = make_stream(
         sources,
         tokenizer,
         rules,
@@ -231,6 +231,7 @@ def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer
         network=RealNetwork(),
         offline=spec.model.local_files_only,
     )
+    return stream if rules.trains != "label" or spec.data.labels is None else stream.of_classes(spec.data.labels)
 
 
 def _require_a_split(sources: list[SourceSpec]) -> None:

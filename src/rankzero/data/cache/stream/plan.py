@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+from rankzero.data.cache.dataset import RowLabels
 from rankzero.data.cache.encode import Task, chunk_encoder
+from rankzero.data.cache.labels import RowsWithLabels, label_codes
 from rankzero.data.cache.stream.order import OPEN_SHARDS
 from rankzero.data.read.network import Network
 from rankzero.data.read.shards import Shard, list_shards
@@ -51,6 +53,10 @@ class Stream:
     """Keys of the first rows that nothing reads, each with how many have it."""
     unembedded: Mapping[int, str] = field(default_factory=dict)
     """Tokens, by number, that the model cannot look up. Each window is asked for them as it is opened."""
+    first: RowsWithLabels = RowsWithLabels(RowLabels.of(()), ())
+    """Those that were looked at."""
+    classes: tuple[str, ...] | None = None
+    """What labels of rows may be. Each window is asked for others as it is opened."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -79,6 +85,11 @@ class Stream:
         size = "" if self.nbytes is None else f" of {_in_words(self.nbytes)}"
         fine = f"{counted(len(self.shards), 'file')}{size}, streamed; the first rows of each source are fine"
         return f"{fine}; keys of them that nothing reads: {', '.join(self.unread)}" if self.unread else fine
+
+    def of_classes(self, classes: tuple[str, ...]) -> Stream:
+        """The same where a label has to be one of these. Raises DataError with those of the first rows that are not."""
+        label_codes(self.first, classes)
+        return replace(self, classes=classes)
 
     def rows(self, shard: int, skip: int, network: Network) -> Iterator[NumberedLine]:
         """A shard's rows behind the first `skip`. Raises as `Shard.rows` does."""
@@ -115,14 +126,16 @@ def make_stream(
     shards = list_shards(sources, network=network, offline=offline)
     parts = take_apart(tokenizer, rules.trains)
     stream = Stream(tuple(sources), shards, parts, rules, seed, window_rows, cache_bytes)
-    notes, ignored_keys = _first_rows(stream, network)
-    return replace(stream, noted=frozenset(notes), unread=tuple(named_counts(ignored_keys)))
+    first, notes, ignored_keys = _first_rows(stream, network)
+    return replace(stream, noted=frozenset(notes), unread=tuple(named_counts(ignored_keys)), first=first)
 
 
-def _first_rows(stream: Stream, network: Network) -> tuple[Counter[str], Counter[str]]:
+def _first_rows(stream: Stream, network: Network) -> tuple[RowsWithLabels, Counter[str], Counter[str]]:
     encode = chunk_encoder(stream.parts, stream.rules)
     log, notes, ignored_keys = ProblemLog(), Counter[str](), Counter[str]()
     columns: list[Problem] = []
+    labels: list[str | None] = []
+    places: list[str] = []
     for number, source in enumerate(stream.sources):
         first = next(index for index, shard in enumerate(stream.shards) if shard.source == number)
         chunks = list(pack(islice(stream.rows(first, 0, network), FIRST_ROWS), 0))
@@ -143,8 +156,11 @@ def _first_rows(stream: Stream, network: Network) -> tuple[Counter[str], Counter
             log.add(url, result.problems)
             notes.update(result.notes)
             ignored_keys.update(result.ignored_keys)
+            if result.block is not None:
+                labels += result.block.labels
+                places += [f"{url}:{line}" for line in result.block.lines]
     if columns:
         raise ConfigError(columns)
     if log.total:
         raise log.error()
-    return notes, ignored_keys
+    return RowsWithLabels(RowLabels.of(labels), places), notes, ignored_keys

@@ -26,6 +26,7 @@ from rankzero.data.cache.dataset import Indices, TokenizedDataset, verify_bytes
 from rankzero.data.cache.embedded import require_embedded
 from rankzero.data.cache.job import CODE_VERSION
 from rankzero.data.cache.joined import JoinedRows
+from rankzero.data.cache.labels import label_codes
 from rankzero.data.cache.stream.feeder import FAILED, window_name
 from rankzero.data.cache.stream.order import Cursor, epoch_order, shuffled
 from rankzero.data.cache.stream.plan import Stream
@@ -184,6 +185,8 @@ class RowStream:
             raise DataError(what, where=", ".join(dataset.sources), hint=hint)
         self._require_template(manifest["stats"]["notes"], dataset)
         require_embedded(dataset, self._stream.unembedded)
+        if self._stream.classes is not None:
+            label_codes(dataset, self._stream.classes)
         counts, passed = _counts(manifest["stats"]), _counts(manifest["passed"])
         order = shuffled(len(dataset), cursor.window, seed=self._stream.seed)
         self._windows.append(_Window(self._next, dataset, order, cursor, counts, passed))

@@ -234,6 +234,36 @@ def test_a_row_with_a_token_that_the_model_cannot_look_up_ends_it_at_its_window(
     assert [problem.where for problem in refused.value.problems] == ["s3://b/d/01.jsonl:8"]
 
 
+def labelled(network: FakeNetwork, tokenizer: Any) -> Stream:
+    source, rules = SourceSpec(path="s3://b/d"), TokenRules(max_length=64, trains="label")
+    stream = make_stream([source], tokenizer, rules, seed=5, window_rows=20, cache_bytes=10**9, network=network)
+    return stream.of_classes(("no", "yes"))
+
+
+def with_labels(**others: int) -> FakeNetwork:
+    """120 rows, of which these are of other classes."""
+    rows = [{**row, "label": "yes"} for row in texts(0, 120)]
+    for label, place in others.items():
+        rows[place]["label"] = label
+    return network_of([rows])
+
+
+def test_labels_that_are_no_classes_end_it_at_their_window_all_together(tokenizer: Any, tmp_path: Path) -> None:
+    network = with_labels(maybe=101, perhaps=110)
+    stream = labelled(network, tokenizer)
+    assert len(steps(stream, network, tmp_path / "good", 25)) == 25
+    with pytest.raises(DataError, match="label 'maybe' is none of the classes") as refused:
+        steps(stream, network, tmp_path / "all", 26)
+    assert [problem.where for problem in refused.value.problems] == ["s3://b/d/00.jsonl:102", "s3://b/d/00.jsonl:111"]
+
+
+def test_labels_of_first_rows_are_asked_about_before_anything_else(tokenizer: Any) -> None:
+    with pytest.raises(DataError) as bad:
+        labelled(with_labels(maybe=5), tokenizer)
+    assert bad.value.problems[0].where == "s3://b/d/00.jsonl:6"
+    assert "label 'maybe' is none of the classes" in bad.value.problems[0].what
+
+
 def test_bad_first_rows_are_said_before_anything_else(tokenizer: Any) -> None:
     with pytest.raises(DataError) as bad:
         stream_of(network_of([[{"text": "good"}, {"text": 3}]]), tokenizer)
