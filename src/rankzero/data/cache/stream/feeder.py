@@ -35,9 +35,9 @@ from rankzero.data.pool import ordered_map
 from rankzero.data.read.network import Network, RealNetwork
 from rankzero.data.rows.chunks import NumberedLine, count_in, pack
 from rankzero.data.rows.problems import ProblemLog
-from rankzero.errors import ConfigError, DataError, RankzeroError
+from rankzero.errors import ConfigError, DataError, RankzeroError, StorageError
 from rankzero.redaction import Redactor
-from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors
+from rankzero.run_dir.atomic import commit_directory, place_given_by, stage_name, storage_errors
 from rankzero.run_dir.handover import write_error
 
 FAILED = "failed.json"
@@ -82,12 +82,15 @@ class Room:
 
     def wait(self, number: int, nbytes: int) -> None:
         """Until `nbytes` fit for the window of this number, which is being made. Raises ConfigError where they never
-        will (all that lies there is needed, and this window too), and NotNeededError."""
+        will (all that lies there is needed, and this window too), StorageError where what is waited for was made and
+        is gone, and NotNeededError."""
         with self._changed:
             while True:
                 if self.ended:
                     raise NotNeededError
                 self._drop()
+                if self._awaited in self._sizes:
+                    self._require_there(self._awaited)
                 awaited = self._awaited >= number
                 fits = sum(self._sizes.values()) + nbytes <= self._cache_bytes
                 if fits and (awaited or len(self._sizes) < AHEAD_WINDOWS):
@@ -115,12 +118,19 @@ class Room:
         with self._changed:
             self._sizes[number] = nbytes
 
+    def _require_there(self, number: int) -> None:
+        place = self._directory / window_name(number)
+        if not place.is_dir():
+            hint = "rankzero cache prune leaves alone what is in use; give the same command again"
+            raise StorageError("rows of a stream were here, and somebody has removed them", where=str(place), hint=hint)
+
     def _drop(self) -> None:
         for number in [number for number in self._sizes if number < self._first]:
             shutil.rmtree(self._directory / window_name(number), ignore_errors=True)
             del self._sizes[number]
 
 
+@place_given_by("the variable RANKZERO_CACHE")
 def feed(stream: Stream, cursor: Cursor, directory: Path, room: Room, *, workers: int, network: Network) -> None:
     """Make one window after the other, until nobody needs them. Never returns.
 
@@ -276,7 +286,8 @@ class WindowWriter:
         }
         final = self._directory / window_name(self._number)
         commit_directory(self._staged, final, meta, durable=False)
-        self._room.made(self._number, sum(path.stat().st_size for path in final.iterdir()))
+        with storage_errors(final):
+            self._room.made(self._number, sum(path.stat().st_size for path in final.iterdir()))
         return True
 
 

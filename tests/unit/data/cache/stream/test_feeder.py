@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from rankzero.data.cache.dataset import TokenizedDataset, verify_bytes
-from rankzero.data.cache.stream.feeder import FAILED, NotNeededError, Room, feed, window_name
+from rankzero.data.cache.stream.feeder import AHEAD_WINDOWS, FAILED, NotNeededError, Room, feed, window_name
 from rankzero.data.cache.stream.order import Cursor
 from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.stream.rows import RowStream, StreamPosition, Taken
 from rankzero.data.cache.tokenize import TokenRules
-from rankzero.errors import ConfigError, DataError, Problem, RankzeroError, ServiceError
+from rankzero.errors import ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.handover import write_error
 from rankzero.spec.run_spec import SourceSpec
@@ -192,6 +192,27 @@ def test_windows_that_do_not_fit_are_refused_with_the_field(tokenizer: Any, tmp_
     with pytest.raises(ConfigError) as refused:
         steps(stream, network, tmp_path / "w", 1)
     assert refused.value.problems[0].where == "data.streaming_cache_gb"
+
+
+def test_where_windows_cannot_be_written_the_variable_is_named(tokenizer: Any, tmp_path: Path) -> None:
+    network, gone = network_of(SHARDS), tmp_path / "gone"
+    with pytest.raises(StorageError) as away:
+        room = Room(gone, 10**9, 10)
+        feed(stream_of(network, tokenizer), Cursor(), gone, room, workers=1, network=network)
+    assert "choose another place with the variable RANKZERO_CACHE" in away.value.problems[0].hint
+
+
+def test_windows_that_somebody_has_removed_are_not_waited_for(tmp_path: Path) -> None:
+    """As many as are made ahead: nothing is being written that would fail."""
+    room = Room(tmp_path, 10**9, 10)
+    for number in range(AHEAD_WINDOWS):
+        (tmp_path / window_name(number)).mkdir()
+        room.made(number, 100)
+    (tmp_path / window_name(1)).rmdir()
+    room.need(0, 1)
+    with pytest.raises(StorageError, match="somebody has removed them") as gone:
+        room.wait(AHEAD_WINDOWS, 100)
+    assert gone.value.problems[0].where == str(tmp_path / window_name(1))
 
 
 def test_a_window_is_a_data_set_with_a_manifest(tokenizer: Any, tmp_path: Path) -> None:
