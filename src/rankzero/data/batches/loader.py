@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,7 +116,8 @@ class Batches:
         self._longest = longest_sequences(dataset)
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
-        self._ahead: Ahead[_Pass, MicroBatch] = Ahead(lambda asked: self.collate(*asked), same=_same_pass)
+        self._ahead: Ahead[_Pass, MicroBatch] = Ahead(partial(_collated, dataset, collator), same=_same_pass)
+        """Knows the rows, not this plan: without a cycle, all of it goes, thread and maps, with whoever holds it."""
 
     def keep_apart(self, borders: Sequence[int]) -> None:
         """Have rows that are longer than one of these ascending lengths share no pass with those that are not."""
@@ -186,13 +188,18 @@ class Batches:
 
     def collate(self, rows: Indices, device: torch.device) -> MicroBatch:
         """The tensors of one pass."""
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # each thread has its own; pinning would else open the first GPU
-        return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)
+        return _collated(self.dataset, self._collator, (rows, device))
 
 
 _Pass = tuple[Indices, torch.device]
 """Rows of a pass, and where its tensors are to be."""
+
+
+def _collated(dataset: Rows, collator: Collator, asked: _Pass) -> MicroBatch:
+    rows, device = asked
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each thread has its own; pinning would else open the first GPU
+    return collator(dataset, rows, device) if len(rows) else collator.idle(device)
 
 
 def _same_pass(one: _Pass, other: _Pass) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,3 +147,27 @@ def test_a_pass_that_was_expected_is_cut_smaller_where_the_limit_falls() -> None
     work = steps.step(1)
     made = list(steps.collated(work.passes, cpu))
     assert [len(rows) for rows in made] == [1] * 4 and sorted(sum(made, [])) == sorted(work.rows.tolist())
+
+
+def test_whoever_lets_go_of_batches_lets_go_of_their_rows_and_their_thread() -> None:
+    """Each step of a stream has its own: they are not to wait for the collector."""
+
+    class Watched(Noting):
+        def __call__(self, *asked: Any) -> list[int]:
+            threads.add(threading.current_thread())
+            return super().__call__(*asked)
+
+    threads: set[threading.Thread] = set()
+    rows = Even(8)
+    watched = weakref.ref(rows)
+    batches = Batches(rows, Watched(), rank=0, world_size=1, max_tokens=6, pass_cost=0, same_passes=False)  # type: ignore[arg-type]
+    del rows
+    gc.disable()
+    try:
+        assert len(list(batches.collated(batches.everything().passes, torch.device("cpu")))) == 4
+        del batches
+        assert watched() is None
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.enable()
