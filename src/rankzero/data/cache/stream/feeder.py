@@ -75,7 +75,7 @@ class Room:
         self._changed = threading.Condition()
 
     def need(self, first: int, awaited: int) -> None:
-        """Nobody reads windows before `first` any more, and somebody waits for `awaited`; -1: nobody waits."""
+        """Nobody reads windows before `first` any more, and all up to `awaited` are waited for; -1: none."""
         with self._changed:
             self._first, self._awaited = first, awaited
             self._changed.notify()
@@ -89,8 +89,6 @@ class Room:
                 if self.ended:
                     raise NotNeededError
                 self._drop()
-                if self._awaited in self._sizes:
-                    self._require_there(self._awaited)
                 awaited = self._awaited >= number
                 fits = sum(self._sizes.values()) + nbytes <= self._cache_bytes
                 if fits and (awaited or len(self._sizes) < AHEAD_WINDOWS):
@@ -100,6 +98,7 @@ class Room:
                     what = f"{held} few of them for one step"
                     hint = "raise it, or lower data.shuffle_buffer_size"
                     raise ConfigError(what, where="data.streaming_cache_gb", hint=hint)
+                self._require_there()
                 self._changed.wait()
 
     def end(self) -> None:
@@ -118,11 +117,12 @@ class Room:
         with self._changed:
             self._sizes[number] = nbytes
 
-    def _require_there(self, number: int) -> None:
-        place = self._directory / window_name(number)
-        if not place.is_dir():
+    def _require_there(self) -> None:
+        places = [self._directory / window_name(number) for number in self._sizes if number <= self._awaited]
+        if gone := [place for place in places if not place.is_dir()]:
+            what = "rows of a stream were here, and somebody has removed them"
             hint = "rankzero cache prune leaves alone what is in use; give the same command again"
-            raise StorageError("rows of a stream were here, and somebody has removed them", where=str(place), hint=hint)
+            raise StorageError(what, where=str(gone[0]), hint=hint)
 
     def _drop(self) -> None:
         for number in [number for number in self._sizes if number < self._first]:

@@ -133,10 +133,20 @@ class RowStream:
         """Whether that many rows can be taken. Raises what has ended the feeder."""
         if self._feeder is not None:
             self._feeder.look()
-        while sum(len(window.order) for window in self._windows) - self._taken < count:
+        lacking = count + self._taken - sum(len(window.order) for window in self._windows)
+        while lacking > 0:
             if not self._open_next():
+                self._ask_for(lacking)
                 return False
+            lacking -= len(self._windows[-1].order)
         return True
+
+    def _ask_for(self, rows: int) -> None:
+        """All windows at once that these take at least: each that is asked for by itself is waited for by itself."""
+        if self._feeder is not None:
+            windows = -(-rows // self._stream.window_rows)
+            first = self._windows[0].number if self._windows else self._next
+            self._feeder.need(first, self._next + windows - 1)
 
     def take(self, count: int) -> Taken:
         """The next rows, for which `ready` was true."""
@@ -172,8 +182,6 @@ class RowStream:
         if not directory.is_dir():
             if error := read_error(self._directory / FAILED):
                 raise error
-            if self._feeder is not None:
-                self._feeder.need(self._windows[0].number if self._windows else self._next, self._next)
             return False
         verify_bytes(directory)
         manifest = read_manifest(directory)
@@ -238,7 +246,7 @@ class Feeder:
             self._connection.send((stream, cursor, directory, workers))
 
     def need(self, first: int, awaited: int) -> None:
-        """Windows before `first` can go; `awaited` is waited for (-1: none)."""
+        """Windows before `first` can go; those up to `awaited` are waited for (-1: none)."""
         if self._told != (first, awaited):
             self._told = (first, awaited)
             with suppress(OSError):

@@ -122,6 +122,29 @@ def wheres(taken: list[Taken]) -> list[str]:
     return [step.rows.where(i) for step in taken for i in range(len(step.rows))]
 
 
+class Asked:
+    """A feeder that makes nothing and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def need(self, first: int, awaited: int) -> None:
+        self.told.append((first, awaited))
+
+    def look(self) -> None:
+        """It has nothing to say."""
+
+
+@pytest.mark.parametrize(("window", "last"), [(1, 24), (10, 2), (25, 0), (100, 0)])
+def test_all_windows_that_a_step_lacks_are_asked_for_at_once(
+    window: int, last: int, tokenizer: Any, tmp_path: Path
+) -> None:
+    stream, asked = stream_of(network_of(SHARDS), tokenizer, window=window), Asked()
+    rows = RowStream(stream, StreamPosition().under(stream), tmp_path, asked)  # type: ignore[arg-type]
+    assert not rows.ready(25)
+    assert asked.told == [(0, last)]
+
+
 SHARDS = [texts(shard, rows) for shard, rows in enumerate((13, 8, 20, 5, 11))]
 ROWS = sum(map(len, SHARDS))
 
