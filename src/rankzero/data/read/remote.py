@@ -19,16 +19,25 @@ _BUFFER_BYTES = 1 << 20
 _NEAR_BYTES = 4 << 20
 """What lies this little ahead is read past: a new request takes longer."""
 
+_LONGEST_PAUSE = 30.0
+"""Seconds between two tries while nobody waits: whoever begins to wait meanwhile waits for this one to end."""
+
 _Result = TypeVar("_Result")
 _logger = logging.getLogger("rankzero.data")
+
+
+def always() -> bool:
+    """Somebody waits for what is read."""
+    return True
 
 
 class ReadInPlace:
     """A file elsewhere, as the readers of containers take one. They open it more than once, to look at its beginning
     and then to read on: that is one request."""
 
-    def __init__(self, file: RemoteFile, network: Network) -> None:
-        self._file, self._network = file, network
+    def __init__(self, file: RemoteFile, network: Network, is_due: Callable[[], bool] = always) -> None:
+        """`is_due`: whether somebody waits for what is read. While nobody does, tries are not counted."""
+        self._file, self._network, self._is_due = file, network, is_due
         self._blocks: _Blocks | None = None
 
     def __str__(self) -> str:
@@ -37,7 +46,7 @@ class ReadInPlace:
     def open(self) -> BinaryIO:
         """Its bytes. Raises DataError where it is not what was listed, and ServiceError where TRIES in a row fail."""
         if self._blocks is None:
-            self._blocks = _Blocks(self._file, self._network)
+            self._blocks = _Blocks(self._file, self._network, self._is_due)
         return cast(BinaryIO, io.BufferedReader(_Bytes(self._blocks), _BUFFER_BYTES))
 
 
@@ -74,8 +83,8 @@ class _Bytes(io.RawIOBase):
 class _Blocks:
     """What came last of a file. Requests begin where somebody reads, and go on while what is read lies in order."""
 
-    def __init__(self, file: RemoteFile, network: Network) -> None:
-        self._file, self._network = file, network
+    def __init__(self, file: RemoteFile, network: Network, is_due: Callable[[], bool]) -> None:
+        self._file, self._network, self._is_due = file, network, is_due
         self._block, self._block_at = b"", 0
         """What came last, and where it lies in the file."""
         self._stream: Iterator[bytes] | None = None
@@ -98,20 +107,22 @@ class _Blocks:
         return memoryview(b"")
 
     def _patiently(self, step: Callable[[], _Result]) -> _Result:
-        """What a step gives; where the service fails it, after some time that of another try."""
-        failures = 0
+        """What a step gives; where the service fails it, after some time that of another try. Raises ServiceError where
+        TRIES in a row fail while it is due."""
+        failed, counted, pause = False, 0, 1.0
         while True:
             try:
-                if failures:
+                if failed:
                     _require_same(self._file, self._network)
                 return step()
             except ServiceError as error:
                 self._drop()
-                failures += 1
-                if failures == TRIES:
+                failed, pause = True, min(2 * pause, _LONGEST_PAUSE)
+                counted = counted + 1 if self._is_due() else 0
+                if counted == TRIES:
                     raise
                 _logger.warning("%s: %s; trying again", self._file.url, error.problems[0].what)
-                self._network.pause(2.0**failures)
+                self._network.pause(2.0**counted if counted else pause)
 
     def _read_on(self, place: int) -> None:
         """Get the block that this byte is in, or an empty one behind the end."""

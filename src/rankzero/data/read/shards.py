@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rankzero.data.read.hashing import file_state
 from rankzero.data.read.locate import listed, understood
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile
-from rankzero.data.read.remote import ReadInPlace
+from rankzero.data.read.remote import ReadInPlace, always
 from rankzero.data.read.sources import read_rows, require_readable
 from rankzero.data.rows.chunks import NumberedLine
 from rankzero.errors import DataError, Problem, ServiceError, StorageError
@@ -39,11 +39,13 @@ class Shard:
         """What tells its content from another's without reading it."""
         return [self.source, self.name, self.size, self.version]
 
-    def rows(self, source: SourceSpec, network: Network, skip: int = 0) -> Iterator[NumberedLine]:
+    def rows(
+        self, source: SourceSpec, network: Network, skip: int = 0, is_due: Callable[[], bool] = always
+    ) -> Iterator[NumberedLine]:
         """Its rows behind the first `skip`. Raises DataError where it is not what was listed, by their end too, or
-        cannot be read, ServiceError or AccessError where it is not reached."""
+        cannot be read, ServiceError or AccessError where it is not reached; while nothing `is_due` that is tried on."""
         if self.remote is not None:
-            yield from read_rows(ReadInPlace(self.remote, network), header=source.header, skip=skip)
+            yield from read_rows(ReadInPlace(self.remote, network, is_due), header=source.header, skip=skip)
             return
         self.require_same()
         try:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, takewhile
@@ -70,7 +70,7 @@ class Room:
     def __init__(self, directory: Path, cache_bytes: int, window_rows: int) -> None:
         self._directory, self._cache_bytes, self._window_rows = directory, cache_bytes, window_rows
         self._sizes: dict[int, int] = {}
-        self._first, self._awaited = 0, -1
+        self._first, self._awaited, self._made = 0, -1, 0
         self.ended = False
         self._changed = threading.Condition()
 
@@ -115,7 +115,12 @@ class Room:
     def made(self, number: int, nbytes: int) -> None:
         """A window lies there whole."""
         with self._changed:
-            self._sizes[number] = nbytes
+            self._sizes[number], self._made = nbytes, number + 1
+
+    def is_due(self) -> bool:
+        """Whether somebody waits for a window that is not made yet, or nobody will ever."""
+        with self._changed:
+            return self.ended or self._awaited >= self._made
 
     def _require_there(self) -> None:
         places = [self._directory / window_name(number) for number in self._sizes if number <= self._awaited]
@@ -138,7 +143,7 @@ def feed(stream: Stream, cursor: Cursor, directory: Path, room: Room, *, workers
     writing do.
     """
     at_work: deque[tuple[Cursor, int]] = deque()
-    tasks = takewhile(lambda _task: not room.ended, _tasks(stream, cursor, at_work, network))
+    tasks = takewhile(lambda _task: not room.ended, _tasks(stream, cursor, at_work, network, room.is_due))
     results = ordered_map(partial(chunk_encoder, stream.parts, stream.rules), tasks, workers)
     number, kept_in_epoch, epoch, dropped, passed = 0, 0, cursor, Counter[str](), Tally()
     for begins, found in groupby(_placed(results, at_work), key=lambda one: one[0]):
@@ -164,7 +169,13 @@ def _nothing_left(dropped: Counter[str]) -> DataError:
     return DataError(f"no row of a whole epoch is left: all are dropped ({reasons})", where="data.train", hint=hint)
 
 
-def _tasks(stream: Stream, cursor: Cursor, at_work: deque[tuple[Cursor, int]], network: Network) -> Iterator[Task]:
+def _tasks(
+    stream: Stream,
+    cursor: Cursor,
+    at_work: deque[tuple[Cursor, int]],
+    network: Network,
+    is_due: Callable[[], bool],
+) -> Iterator[Task]:
     """A task is drawn shortly before it runs. Raises DataError once a whole epoch has none."""
     empty: set[int] = set()
     shares = _Shares(stream, cursor)
@@ -174,7 +185,7 @@ def _tasks(stream: Stream, cursor: Cursor, at_work: deque[tuple[Cursor, int]], n
 
     def read(shard: int, skip: int) -> Iterator[NumberedLine]:
         taken = 0
-        for row in stream.rows(shard, skip, network):
+        for row in stream.rows(shard, skip, network, is_due):
             yield row
             taken += 1
         shares.read[stream.shards[shard].source] += taken

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -18,6 +18,7 @@ from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.labels import RowsWithLabels, label_codes
 from rankzero.data.cache.stream.order import OPEN_SHARDS
 from rankzero.data.read.network import Network
+from rankzero.data.read.remote import always
 from rankzero.data.read.shards import Shard, list_shards
 from rankzero.data.rows.chunks import Chunk, NumberedLine, pack
 from rankzero.data.rows.formats import check_columns
@@ -91,10 +92,12 @@ class Stream:
         label_codes(self.first, classes)
         return replace(self, classes=classes)
 
-    def rows(self, shard: int, skip: int, network: Network) -> Iterator[NumberedLine]:
+    def rows(
+        self, shard: int, skip: int, network: Network, is_due: Callable[[], bool] = always
+    ) -> Iterator[NumberedLine]:
         """A shard's rows behind the first `skip`. Raises as `Shard.rows` does."""
         found = self.shards[shard]
-        return found.rows(self.sources[found.source], network, skip)
+        return found.rows(self.sources[found.source], network, skip, is_due)
 
     def task(self, chunk: Chunk, shard: int, *, encode: bool) -> Task:
         """A chunk of a shard as a worker gets it."""

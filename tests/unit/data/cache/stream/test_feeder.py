@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rankzero.data.cache.stream.order import Cursor
 from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.stream.rows import RowStream, StreamPosition, Taken
 from rankzero.data.cache.tokenize import TokenRules
+from rankzero.data.read.network import RemoteFile
 from rankzero.errors import ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.handover import write_error
@@ -60,7 +61,8 @@ class Thread:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.room = Room(directory, stream.cache_bytes, stream.window_rows)
-        self.most = 0
+        self.most, self.there = 0, threading.Condition()
+        """`there`: told of each window."""
 
         def work() -> None:
             try:
@@ -75,6 +77,8 @@ class Thread:
         def watched(number: int, nbytes: int) -> None:
             made(number, nbytes)
             self.most = max(self.most, sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
+            with self.there:
+                self.there.notify_all()
 
         self.room.made = watched  # type: ignore[method-assign]
         self._thread = threading.Thread(target=work, daemon=True)
@@ -391,10 +395,37 @@ def test_chat_rows_that_come_late_need_a_template_that_is_named(tmp_path: Path) 
     assert len(steps(stream_of(early, bare), early, tmp_path / "b", 26)) == 26
 
 
+class Away(FakeNetwork):
+    """Files that can be seen, but not read while `away` says so."""
+
+    away = True
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        """See Network."""
+        if self.away:
+            raise ServiceError("not reached", where=file.url)
+        return super().read(file, start)
+
+
+def test_a_place_that_stays_away_is_tried_again_for_as_long_as_no_window_is_due(tokenizer: Any, tmp_path: Path) -> None:
+    stream, network = stream_of(network_of(SHARDS), tokenizer), Away(network_of(SHARDS).files)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        network.away = len(pauses) < 12
+
+    network.pause = pause  # type: ignore[method-assign]
+    begun = StreamPosition().under(stream)
+    thread = Thread(stream, begun.cursor, tmp_path, network)
+    with thread.there:
+        assert thread.there.wait_for(lambda: (tmp_path / window_name(0)).exists(), 30)
+    thread.close()
+    assert pauses == [2, 4, 8, 16] + [30] * 8
+
+
 def test_a_place_that_stays_away_is_an_error_of_the_service(tokenizer: Any, tmp_path: Path) -> None:
-    network = network_of(SHARDS)
-    stream = stream_of(network, tokenizer)
-    network.break_after = [0] * 100
+    stream, network = stream_of(network_of(SHARDS), tokenizer), Away(network_of(SHARDS).files)
     with pytest.raises(ServiceError) as away:
         steps(stream, network, tmp_path, 1)
     assert away.value.problems[0].where.startswith("s3://b/d/")
