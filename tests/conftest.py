@@ -69,6 +69,14 @@ def own_signal_handlers() -> Iterator[None]:
 
 
 @pytest.fixture
+def hung_up_on() -> Iterator[None]:
+    """A SIGHUP asks this process, and those that it starts, to stop, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Runs in this process compute with one thread: for tiny models a second one only makes the first wait."""
     import torch

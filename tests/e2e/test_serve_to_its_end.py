@@ -20,6 +20,7 @@ from tests.support import vllm_stand_in
 from tests.support.ports import free_port
 
 pytestmark = [
+    pytest.mark.usefixtures("hung_up_on"),
     pytest.mark.e2e,
     pytest.mark.skipif((Path(sys.executable).parent / "vllm").exists(), reason="vLLM itself is installed"),
 ]

@@ -428,6 +428,7 @@ def test_a_stop_while_the_server_is_being_started_leaves_none_behind(
     assert process.returncode is not None
 
 
+@pytest.mark.usefixtures("hung_up_on")
 def test_who_is_told_to_stop_again_waits_no_longer(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankzero.launch.serving.END_SECONDS", threading.TIMEOUT_MAX)
     (stand_in / vllm_stand_in.STUBBORN).touch()
