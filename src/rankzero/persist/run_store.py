@@ -131,13 +131,20 @@ class RunStore:
             if f"{FINAL}/{MANIFEST}" in names and not (is_as_far and self._run_dir.final.exists()):
                 self._bring_result(names, say)
             best = self._copy.linked("best")
-            if best is not None and best in steps and (best in here or self._bring_checkpoint(best, names, say)):
+            newest, have = max(here, default=-1), set(here)
+            if best is not None and best in steps and self._comes(best, have, names, say):
                 self._run_dir.set_link("best", best)
             for step in steps:
-                if step > max(here, default=-1) and (step == best or self._bring_checkpoint(step, names, say)):
+                if step > newest and self._comes(step, have, names, say):
                     self._run_dir.set_link("last", step)
                     return step
         return None
+
+    def _comes(self, step: int, have: set[int], names: Mapping[str, int], say: Callable[[str], None]) -> bool:
+        """Whether a checkpoint is here, or was brought, which `have` gets. A damaged one is spoken of, once."""
+        if step not in have and step not in self._damaged and self._bring_checkpoint(step, names, say):
+            have.add(step)
+        return step in have
 
     def _clear(self) -> None:
         """Put right what a start that was killed has left under temporary names."""
@@ -163,23 +170,28 @@ class RunStore:
                 replace_directory(staged, final)
 
     def _bring_checkpoint(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
-        """False where its bytes are not those that were saved, which is spoken of."""
+        """False where its bytes are not those that were saved, which is spoken of. Raises what keeps it from coming:
+        a disk that is full here is no damage there."""
         name, place = checkpoint_name(step), self._run_dir.checkpoint(step)
-        try:
-            manifest = self._copy.manifest(name)
-            if manifest is None or not sizes_fit(manifest, name, names):
-                raise StorageError("its files are not as its manifest has them")
-            with self._fetched(name, names) as staged:
+        manifest = self._copy.manifest(name)
+        if manifest is None or not sizes_fit(manifest, name, names):
+            return self._is_damaged(step, "its files are not as its manifest has them", say)
+        with self._fetched(name, names) as staged:
+            try:
                 verify_directory(staged)
-                with storage_errors(place):
-                    if place.exists():
-                        say(f"{place} is damaged; it is now {self._run_dir.set_aside(step)}")
-                    staged.rename(place)
-        except StorageError as error:
-            self._damaged.add(step)
-            say(f"checkpoint step-{step} of {self.url} is damaged and is not used: {error}")
-            return False
+            except StorageError as error:
+                return self._is_damaged(step, str(error), say)
+            with storage_errors(place):
+                if place.exists():
+                    say(f"{place} is damaged; it is now {self._run_dir.set_aside(step)}")
+                staged.rename(place)
         return True
+
+    def _is_damaged(self, step: int, why: str, say: Callable[[str], None]) -> bool:
+        """Never used."""
+        self._damaged.add(step)
+        say(f"checkpoint step-{step} of {self.url} is damaged and is not used: {why}")
+        return False
 
     @contextmanager
     def _fetched(self, directory: str, names: Mapping[str, int]) -> Iterator[Path]:

@@ -95,6 +95,42 @@ def test_a_checkpoint_that_is_damaged_here_comes_whole_from_there(
     assert "is damaged; it is now" in said[0] and "step 15 brought back" in said[-1]
 
 
+@pytest.mark.parametrize("linked", ["best", "none"])
+def test_of_a_damaged_newest_one_there_the_one_before_comes(
+    run: RunDir, place: Path, tmp_path: Path, linked: str
+) -> None:
+    """Also where it was the best one: it is no checkpoint that is here."""
+    checkpoint(run, 15)
+    if linked == "best":
+        run.set_link("best", 15)
+    store_of(run, place.as_uri()).upload()
+    (place / "checkpoints/step-15/adapter/weights").write_text("weights 1S")
+    back, said = RunDir(tmp_path / "back" / "r"), []
+    assert store_of(back, place.as_uri()).restore(said.append) == 10
+    assert back.committed_steps() == [10]
+    assert (back.read_link("last"), back.read_link("best")) == (10, None)
+    assert len([line for line in said if "step-15" in line]) == 1
+
+
+def test_a_disk_that_is_full_for_a_checkpoint_damages_none(
+    run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for damage, the run would go on from an older one, or begin again."""
+    checkpoint(run, 15)
+    store_of(run, place.as_uri()).upload()
+    back, said, sync = RunDir(tmp_path / "back" / "r"), [], objects.fsync_path
+
+    def full(path: Path) -> None:
+        if "step-15" in str(path):
+            raise OSError(28, "No space left on device")
+        sync(path)
+
+    monkeypatch.setattr(objects, "fsync_path", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        copying.bring_back(back, store_of(back, place.as_uri()), said.append)
+    assert not back.committed_steps() and not [line for line in said if "is damaged" in line]
+
+
 def test_a_disk_that_is_full_is_no_fault_of_the_store(
     run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
