@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from rankzero.engine import finish, train
 from rankzero.errors import StoppedError, StorageError
 from rankzero.run_dir.atomic import verify_directory
+from rankzero.run_dir.intact import verify_result
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import find_adapter, find_result, verify_result
+from rankzero.run_dir.result import find_adapter, find_result
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 

@@ -84,7 +84,8 @@ def _ready(
 ) -> tuple[Path, Adapter | None]:
     """Where the weights are, and the adapter where they are one's. Raises ConfigError with `wrong` and what else is."""
     from rankzero.api.installed import require_engine
-    from rankzero.run_dir.result import find_weights, verify_result
+    from rankzero.run_dir.intact import verify_result
+    from rankzero.run_dir.result import find_weights
 
     weights, adapter = find_weights(place(target), model)
     require_engine()
@@ -106,7 +107,8 @@ def push(target: str | os.PathLike[str], repo: str, *, public: bool = False, tel
     StorageError where weights are damaged.
     """
     from rankzero.api.installed import require_engine
-    from rankzero.run_dir.result import find_files, verify_result
+    from rankzero.run_dir.intact import verify_result
+    from rankzero.run_dir.result import find_files
 
     files = find_files(place(target))
     require_engine()

@@ -134,7 +134,8 @@ def merge(
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.atomic import require_nothing_at
-    from rankzero.run_dir.result import find_adapter, verify_result
+    from rankzero.run_dir.intact import verify_result
+    from rankzero.run_dir.result import find_adapter
 
     found = find_adapter(place(target), model)
     require_nothing_at(place(output))

@@ -32,8 +32,9 @@ from rankzero.run_dir.atomic import (
 )
 from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
+from rankzero.run_dir.intact import is_weights, verify_result
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import ADAPTER_CONFIG, is_weights, verify_result
+from rankzero.run_dir.result import ADAPTER_CONFIG
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES

@@ -33,9 +33,10 @@ from rankzero.run_dir.atomic import (
     stage_name,
     storage_errors,
 )
+from rankzero.run_dir.intact import is_weights
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import LINKS, RunDir
-from rankzero.run_dir.result import FINAL, is_weights
+from rankzero.run_dir.result import FINAL
 from rankzero.run_dir.same_run import two_runs
 from rankzero.run_dir.setting import newest_manifest
 from rankzero.run_dir.steps import furthest

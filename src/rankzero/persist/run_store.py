@@ -29,8 +29,9 @@ from rankzero.run_dir.atomic import (
     storage_errors,
     verify_directory,
 )
+from rankzero.run_dir.intact import verify_result
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import FINAL, verify_result
+from rankzero.run_dir.result import FINAL
 from rankzero.run_dir.same_run import others_run, with_way_out
 from rankzero.run_dir.setting import newest_manifest
 from rankzero.run_dir.steps import furthest
@@ -188,7 +189,7 @@ class RunStore:
         return True
 
     def _is_damaged(self, step: int, why: str, say: Callable[[str], None]) -> bool:
-        """Never used."""
+        """False; it is told of, and neither asked for again nor taken for one that is there."""
         self._damaged.add(step)
         say(f"checkpoint step-{step} of {self.url} is damaged and is not used: {why}")
         return False

@@ -15,8 +15,9 @@ from rankzero.directories import files_below
 from rankzero.errors import Problem, StorageError
 from rankzero.persist.stored_copy import StoredCopy, TakenError, checkpoint_name, committed_in, sizes_fit, steps_in
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, read_manifest, storage_errors, verify_directory
+from rankzero.run_dir.intact import is_weights, require_whole
 from rankzero.run_dir.paths import LINKS, LinkName, RunDir
-from rankzero.run_dir.result import FINAL, is_weights, require_whole
+from rankzero.run_dir.result import FINAL
 from rankzero.run_dir.steps import furthest
 
 _NOT_COPIED = ("lease.json", "stop")

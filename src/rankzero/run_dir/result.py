@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rankzero.errors import ConfigError, Problem, StorageError
-from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.errors import ConfigError
+from rankzero.run_dir.atomic import MANIFEST
+from rankzero.run_dir.intact import WEIGHTS, verify_result
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.run_dir.places import as_from_here, at_place, require_base, with_own_tokenizer
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
@@ -25,14 +26,11 @@ if TYPE_CHECKING:
     from rankzero.spec.tasks import ModelUse
 
 FINAL = "final"
-WEIGHTS = "model"
-"""Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
 TEMPLATE_KWARGS = "chat_template_kwargs"
 """What the chat template was given: in a card, and in the manifest of a model that has none."""
 DEFAULT_OUTPUT = "runs"
 _NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
-_MADE_ANEW = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
 _SHOWN = 5
 
 
@@ -266,46 +264,6 @@ def _choices(directory: Path) -> str:
 
 def _listed(runs: list[str]) -> str:
     return ", ".join(runs[:_SHOWN]) + (" …" if len(runs) > _SHOWN else "")
-
-
-def is_weights(name: str) -> bool:
-    """Whether a file of a result holds weights, by its name. Others are edited by people."""
-    return name.endswith(".safetensors")
-
-
-def require_whole(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise StorageError where a file of a result is missing, or weights have not as many bytes as they had. Reads
-    none."""
-    for name, fault in faults(directory, manifest, hashes=False).items():
-        if is_weights(name) or not (directory / name).is_file():
-            raise _with_hint(fault, _MADE_ANEW)
-
-
-def verify_result(directory: Path) -> tuple[str, ...]:
-    """Check the files of a result, or of the checkpoint that `directory` lies in, against the manifest that they were
-    committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
-
-    Without a manifest, as where someone has copied the weights alone, there is nothing to check against. Raises
-    StorageError where weights are not what was saved, a file is missing or the manifest is damaged.
-    """
-    root = directory.parent if directory.name == WEIGHTS else directory
-    if not (root / MANIFEST).is_file():
-        return ()
-    try:
-        manifest = read_manifest(root)
-    except StorageError as error:
-        raise _with_hint(error, f"delete {MANIFEST} to use the files as they are, unchecked") from error
-    inside = "" if root == directory else f"{WEIGHTS}/"
-    files = {name: entry for name, entry in manifest["files"].items() if name.startswith(inside)}
-    found = faults(root, {"files": files})
-    for name, fault in found.items():
-        if is_weights(name) or not (root / name).is_file():
-            raise _with_hint(fault, _MADE_ANEW)
-    return tuple(found)
-
-
-def _with_hint(error: StorageError, hint: str) -> StorageError:
-    return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
 
 
 def run_at(directory: Path) -> Path | None:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import read_manifest
+from rankzero.run_dir.intact import require_whole
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import require_whole
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.diff import Change, beside_prefix, compare, identity_at, name_beside, perhaps_the_same
 from rankzero.spec.local_paths import is_gone, is_there

@@ -32,8 +32,8 @@ from rankzero.report.run import read_run
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.card import card_of
 from rankzero.run_dir.goodput import KINDS, read_starts
+from rankzero.run_dir.intact import verify_result
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import verify_result
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard

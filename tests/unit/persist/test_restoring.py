@@ -20,16 +20,6 @@ from tests.support.stored_runs import checkpoint, result, spec_of, store_of
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "store" / "r"
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """At its end, of ten steps."""

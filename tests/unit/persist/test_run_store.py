@@ -36,11 +36,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory://bucket/prefix"
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
-
-
 def never() -> bool:
     return False
 

@@ -15,18 +15,6 @@ from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.paths import RunDir
 from tests.support.stored_runs import checkpoint, end, everything, log, save, store_of, trained
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "store" / "r"
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
@@ -39,6 +27,15 @@ def two_starts(run: RunDir, tmp_path: Path, url: str) -> tuple[RunDir, RunStore,
     for store, here in ((first, run), (second, other)):
         copying.bring_back(here, store, print)
     return run, first, other, second
+
+
+def brought_back(tmp_path: Path, url: str) -> tuple[RunDir, RunStore]:
+    """The run on another machine, before it trains there."""
+    other = RunDir(tmp_path / "there" / "r")
+    other.root.mkdir(parents=True)
+    store = store_of(other, url)
+    copying.bring_back(other, store, print)
+    return other, store
 
 
 def test_of_two_runs_with_one_name_the_later_one_has_the_place(run: RunDir, place: Path, tmp_path: Path) -> None:
@@ -77,10 +74,7 @@ def test_who_had_the_place_before_has_it_again_when_the_other_ends(run: RunDir, 
     save(run, 10)
     first = store_of(run, url)
     first.upload()
-    other = RunDir(tmp_path / "there" / "r")
-    other.root.mkdir(parents=True)
-    second = store_of(other, url)
-    copying.bring_back(other, second, print)
+    other, second = brought_back(tmp_path, url)
     with copying.copied([second], print) as failures:
         second.upload()
         save(run, 20)
@@ -100,10 +94,7 @@ def test_nothing_is_mixed_where_the_place_is_taken_in_the_middle_of_a_copy(
     save(run, 10)
     hung = store_of(run, url)
     hung.upload()
-    other = RunDir(tmp_path / "there" / "r")
-    other.root.mkdir(parents=True)
-    store = store_of(other, url)
-    copying.bring_back(other, store, print)
+    other, store = brought_back(tmp_path, url)
     save(run, 20)
     end(run, "of the one that hung", 20)
     log(other, 20)
@@ -130,10 +121,7 @@ def test_who_was_replaced_on_another_machine_sends_nothing_more(run: RunDir, pla
     save(run, 5)
     hung = store_of(run, url)
     hung.upload()
-    other = RunDir(tmp_path / "there" / "r")
-    other.root.mkdir(parents=True)
-    store = store_of(other, url)
-    copying.bring_back(other, store, print)
+    other, store = brought_back(tmp_path, url)
     assert other.committed_steps() == [5] and not (other.root / ".lease.json").exists()
     save(other, 10)
     store.upload()

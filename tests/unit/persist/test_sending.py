@@ -18,18 +18,6 @@ from rankzero.run_dir.paths import RunDir
 from tests.support.stored_runs import checkpoint, end, everything, log, logged, save, store_of, trained
 from tests.support.unreadable import refuse
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "store" / "r"
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
@@ -158,15 +146,20 @@ def test_what_is_further_there_is_not_replaced(run: RunDir, place: Path, tmp_pat
     assert (place / "final" / "model.safetensors").read_text() == "newest"
 
 
+def begun_again(run: RunDir, place: Path) -> RunDir:
+    """Of a run that has ended at step 10 nothing is here any more, and its checkpoints are gone there."""
+    save(run, 10)
+    end(run, "of ten", 10)
+    store_of(run, place.as_uri()).upload()
+    shutil.rmtree(place / "checkpoints")
+    shutil.rmtree(run.root)
+    return trained(run.root.parent, 0)
+
+
 def test_a_result_that_is_further_there_stays_until_the_run_is_as_far(run: RunDir, place: Path) -> None:
     """Its checkpoints are gone here and there."""
     url = place.as_uri()
-    save(run, 10)
-    end(run, "of ten", 10)
-    store_of(run, url).upload()
-    shutil.rmtree(place / "checkpoints")
-    shutil.rmtree(run.root)
-    run = trained(run.root.parent, 0)
+    run = begun_again(run, place)
     save(run, 5)
     store = store_of(run, url)
     with pytest.raises(StorageError, match="has ended at step 10 there, and is at step 5 here"):
@@ -184,12 +177,7 @@ def test_a_result_that_is_further_there_stays_until_the_run_is_as_far(run: RunDi
 def test_an_end_of_fewer_steps_takes_the_place_of_one_of_more(run: RunDir, place: Path) -> None:
     """The checkpoints of the first are gone here and there, and the second has ended early."""
     url = place.as_uri()
-    save(run, 10)
-    end(run, "of ten", 10)
-    store_of(run, url).upload()
-    shutil.rmtree(place / "checkpoints")
-    shutil.rmtree(run.root)
-    run = trained(run.root.parent, 0)
+    run = begun_again(run, place)
     with copying.copied([store_of(run, url)], print) as failures:
         save(run, 8)
         end(run, "of eight", 8)

@@ -13,13 +13,6 @@ from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.paths import RunDir
 from tests.support.stored_runs import checkpoint, store_of
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
-
 
 @pytest.fixture
 def url() -> str:

@@ -18,11 +18,6 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.stored_runs import checkpoint, spec_of, store_of
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
-
-
 @pytest.fixture
 def url() -> str:
     fsspec.filesystem("memory").store.clear()

@@ -1,0 +1,54 @@
+"""Whether the files of a result, or of a checkpoint's weights, are as they were saved. Knows no spec and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import Problem, StorageError
+from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+
+WEIGHTS = "model"
+"""Of a checkpoint: the directory with its weights."""
+_MADE_ANEW = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a result holds weights, by its name. Others are edited by people."""
+    return name.endswith(".safetensors")
+
+
+def require_whole(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise StorageError where a file of a result is missing, or weights have not as many bytes as they had. Reads
+    none."""
+    for name, fault in faults(directory, manifest, hashes=False).items():
+        if is_weights(name) or not (directory / name).is_file():
+            raise _with_hint(fault, _MADE_ANEW)
+
+
+def verify_result(directory: Path) -> tuple[str, ...]:
+    """Check the files of a result, or of the checkpoint that `directory` lies in, against the manifest that they were
+    committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
+
+    Without a manifest, as where someone has copied the weights alone, there is nothing to check against. Raises
+    StorageError where weights are not what was saved, a file is missing or the manifest is damaged.
+    """
+    root = directory.parent if directory.name == WEIGHTS else directory
+    if not (root / MANIFEST).is_file():
+        return ()
+    try:
+        manifest = read_manifest(root)
+    except StorageError as error:
+        raise _with_hint(error, f"delete {MANIFEST} to use the files as they are, unchecked") from error
+    inside = "" if root == directory else f"{WEIGHTS}/"
+    files = {name: entry for name, entry in manifest["files"].items() if name.startswith(inside)}
+    found = faults(root, {"files": files})
+    for name, fault in found.items():
+        if is_weights(name) or not (root / name).is_file():
+            raise _with_hint(fault, _MADE_ANEW)
+    return tuple(found)
+
+
+def _with_hint(error: StorageError, hint: str) -> StorageError:
+    return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
