@@ -24,13 +24,10 @@ SECONDS = 60.0
 
 
 def installed(directory: Path) -> dict[str, str]:
-    """Put it there. Returns the environment in which it is found, by itself and as a package, and leaves its notes."""
+    """Put it there. Returns the environment in which it is found, and leaves its notes."""
     (directory / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} -P {__file__} "$@"\n')
     (directory / "vllm").chmod(0o755)
-    (directory / "lib/vllm").mkdir(parents=True)
-    (directory / "lib/vllm/__init__.py").touch()
-    paths = os.pathsep.join([str(directory / "lib"), *sys.path])
-    found = {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": paths}
+    found = {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     return {**os.environ, **found, "STAND_IN": str(directory)}
 
 

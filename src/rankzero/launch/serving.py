@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -139,17 +140,18 @@ def require_servable(name: str | None, engine: str) -> None:
 
 
 def choose_engine(wanted: str) -> Engine:
-    """vLLM where it is installed, else `transformers serve`; or the one that is wanted.
+    """vLLM where its program is found, else `transformers serve`; or the one that is wanted.
+
+    The program, and no package: vLLM and rankzero ask for different versions of transformers.
 
     Raises ConfigError where what it needs is not installed, UsageError for another one.
     """
     require_servable(None, wanted)
-    if wanted in ("auto", "vllm") and _have("vllm"):
+    if wanted in ("auto", "vllm") and _program("vllm"):
         return "vllm"
     if wanted == "vllm":
-        raise ConfigError(
-            "vllm is not installed", where="--engine", hint="pip install vllm (in an environment of its own)"
-        )
+        hint = "install it in an environment of its own, and have that one's `vllm` on PATH"
+        raise ConfigError("there is no program `vllm`", where="--engine", hint=hint)
     missing = [name for name in ("fastapi", "uvicorn", "openai", "transformers") if not _have(name)]
     if missing:
         hint = "pip install 'rankzero[train,serve]', or vllm"
@@ -176,12 +178,11 @@ def serving(server: Server) -> Iterator[subprocess.Popen[bytes]]:
     """The server's process for the duration, with all that it has started ended at the end. Its output is stderr."""
     require_free(server.host, server.port)
     program, *arguments = server.command
-    beside = Path(sys.executable).parent / program  # of this environment, activated or not
     process = None
     try:
         with signals_held():
             process = subprocess.Popen(
-                [str(beside) if beside.is_file() else program, *arguments],
+                [_program(program) or program, *arguments],
                 cwd=server.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
@@ -273,6 +274,12 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _program(name: str) -> str | None:
+    """This environment's, activated or not, else the one on PATH; None where there is none."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.is_file() else shutil.which(name)
 
 
 def _have(module: str) -> bool:

@@ -182,21 +182,29 @@ def test_the_commands_of_both_servers(tmp_path: Path) -> None:
     assert other.url == "http://127.0.0.1:81"
 
 
-def test_which_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
+def test_which_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     for name in ("fastapi", "uvicorn", "openai"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"rankzero\[train,serve\]"):
         choose_engine("auto")
-    with pytest.raises(ConfigError, match="vllm is not installed"):
+    with pytest.raises(ConfigError, match="no program `vllm`"):
         choose_engine("vllm")
     with pytest.raises(UsageError, match="tgi"):
         choose_engine("tgi")
 
 
+def test_vllm_in_an_environment_of_its_own_is_found(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM and rankzero want different versions of transformers: where it is installed it is never the same
+    environment, and its program is what is there of it."""
+    monkeypatch.setattr(sys, "executable", "/elsewhere/python")
+    assert choose_engine("auto") == choose_engine("vllm") == "vllm"
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankzero.launch.serving._have", lambda name: name != "vllm")
+    monkeypatch.setattr("rankzero.launch.serving.choose_engine", lambda _engine: "transformers")
 
 
 def test_a_state_of_a_model_has_a_place_of_its_own(tiny: Path, own_cache: Path, installed: None) -> None:
