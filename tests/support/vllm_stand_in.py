@@ -10,9 +10,11 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer
@@ -29,6 +31,26 @@ def installed(directory: Path) -> dict[str, str]:
     (directory / "vllm").chmod(0o755)
     found = {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     return {**os.environ, **found, "STAND_IN": str(directory)}
+
+
+def certified(directory: Path) -> list[str]:
+    """Its flags for a certificate of another name, and the key of it, which are put there."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "models.example")])
+    begins = datetime(2026, 1, 1, tzinfo=UTC)
+    about = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    about = about.serial_number(1).not_valid_before(begins).not_valid_after(begins + timedelta(days=9999))
+    certificate = about.sign(key, hashes.SHA256())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (directory / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (directory / "tls.key").write_bytes(secret)
+    return ["--ssl-certfile", str(directory / "tls.crt"), "--ssl-keyfile", str(directory / "tls.key")]
 
 
 def asked(directory: Path) -> list[dict[str, Any]]:
@@ -136,7 +158,12 @@ def main() -> None:
     _Answers.keys = tuple(key for key in keys if key)
     [host], [port] = _values(arguments, "--host"), _values(arguments, "--port")
     _Server.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    _Server((host, int(port)), _Answers).serve_forever()
+    server = _Server((host, int(port)), _Answers)
+    if certificate := _values(arguments, "--ssl-certfile"):
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate[0], _values(arguments, "--ssl-keyfile")[0])
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":

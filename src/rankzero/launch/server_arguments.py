@@ -1,5 +1,5 @@
-"""Arguments of a server's own: which of them are secrets, and the key that it asks for. Pure; knows only how vLLM reads
-its flags."""
+"""Arguments of a server's own: which of them are secrets, the key that it asks for, and by which protocol it is asked.
+Pure; knows only how vLLM reads its flags."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ KEY_FLAG, KEY_VARIABLE = "--api-key", "VLLM_API_KEY"
 """How vLLM is told which keys it asks for; the flag goes before the variable."""
 _SECRETS = {KEY_FLAG: KEY_VARIABLE, "--hf-token": "HF_TOKEN"}
 """Flags whose values are secrets, whatever they look like, and the variables that say the same."""
+_TLS = ("--ssl-certfile", "--ssl-keyfile")
 
 
 @dataclass(slots=True)
@@ -43,6 +44,11 @@ def keys(arguments: Sequence[str]) -> list[str]:
 def has(arguments: Sequence[str], flag: str) -> bool:
     """Whether a flag is among them."""
     return any(given.name == flag for given in _flags(arguments))
+
+
+def is_tls(arguments: Sequence[str]) -> bool:
+    """Whether what it serves is asked for by https."""
+    return any(has(arguments, flag) for flag in _TLS)
 
 
 def shown(arguments: Sequence[str]) -> list[str]:

@@ -155,6 +155,13 @@ def test_gpus_and_image(tmp_path: Path) -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert "rdma" not in json.dumps(container["resources"])
     assert container["image"] == "own/image:1" and container["command"][-2:] == ["--tensor-parallel-size", "4"]
+    assert "scheme" not in container["livenessProbe"]["httpGet"]
+    more = ["--ssl-certfile", "/keys/tls.crt", "--ssl-keyfile=/keys/tls.key"]
+    deployment = objects(tmp_path, "infiniband-2x8", engine="vllm", more=more)[-1]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert (
+        container["livenessProbe"]["httpGet"]["scheme"] == container["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    )
     with pytest.raises(UsageError, match="several GPUs are for vLLM"):
         objects(tmp_path, "infiniband-2x8", gpus=4)
 
@@ -338,6 +345,16 @@ def test_none_is_sent_to_who_asks_for_none(stand_in: Path, monkeypatch: pytest.M
     assert [one["authorization"] for one in vllm_stand_in.asked(stand_in)] == [None]
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     assert replace(server, engine="transformers").api_key is None, "it is no key of that one's"
+
+
+def test_a_server_with_a_certificate_is_asked_by_https(stand_in: Path) -> None:
+    more = vllm_stand_in.certified(stand_in)
+    server = Server("vllm", stand_in / "m", "m", port=free_port(), more=more)
+    assert server.url.startswith("https://")
+    with serving(server) as process:
+        wait_until_ready(server, process, 60)
+        assert smoke(server).text == "it says"
+    assert replace(server, engine="transformers").url.startswith("http://"), "it has no such flags"
 
 
 def test_a_model_without_a_chat_template_is_given_a_prompt(stand_in: Path) -> None:

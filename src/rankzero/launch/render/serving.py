@@ -18,6 +18,7 @@ from rankzero.launch.plan import Plan, is_kept, volume_of
 from rankzero.launch.render.container import environment, mounts, resources, security
 from rankzero.launch.render.pod import pod_spec
 from rankzero.launch.render.shared import CONFIG_VOLUME, claims
+from rankzero.launch.server_arguments import is_tls
 
 SERVES = "rankzero.dev/serves"
 """Label: object name of the run whose result is served."""
@@ -129,7 +130,8 @@ def _pod(plan: Plan, wishes: ServingWishes) -> dict[str, Any]:
 
 
 def _container(plan: Plan, wishes: ServingWishes) -> dict[str, Any]:
-    health = {"httpGet": {"path": "/health", "port": PORT_NAME}, "periodSeconds": _PROBE_SECONDS, "timeoutSeconds": 5}
+    asked = {"path": "/health", "port": PORT_NAME} | ({"scheme": "HTTPS"} if is_tls(wishes.more) else {})
+    health = {"httpGet": asked, "periodSeconds": _PROBE_SECONDS, "timeoutSeconds": 5}
     return {
         "name": "serve",
         "image": wishes.image or plan.cluster.image,
