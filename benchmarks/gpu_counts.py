@@ -27,7 +27,8 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.live = self.most = self.operations = 0
-        self.seconds = self.flops = 0.0
+        self.seconds = self.flops = self.moved = 0.0
+        """`moved`: bytes of operations that memory bounds."""
         self.rows, self.squares = 0, 0.0
         """Of the pass that is computed: how many rows, and the squares of their lengths."""
         self.by_place: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
@@ -35,7 +36,8 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
         self._held: dict[int, int] = {}
 
     def begin(self) -> None:
-        self.most, self.operations, self.seconds, self.flops = self.live, 0, 0.0, 0.0
+        self.most, self.operations = self.live, 0
+        self.seconds = self.flops = self.moved = 0.0
         self.by_place.clear()
         self.waits.clear()
 
@@ -82,6 +84,8 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
         elif func._overloadpacket in flop_registry:
             flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=made[0])
             seconds = flops / PRODUCTS
+        if moved / BANDWIDTH >= seconds:
+            self.moved += moved
         seconds = max(seconds, moved / BANDWIDTH) + LAUNCH
         self.operations, self.seconds, self.flops = self.operations + 1, self.seconds + seconds, self.flops + flops
         of_place = self.by_place[name, place()]

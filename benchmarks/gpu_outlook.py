@@ -136,6 +136,18 @@ def one_step(shape: str, method: str, directory: Path, changes: list[str]) -> tu
     return session, work, counts
 
 
+def moved_by_shapes(session: Any, work: Any) -> float:
+    """The same bytes as the forecast's cost model has them."""
+    from rankzero.forecast.cost import Work, step_cost
+    from rankzero.forecast.devices import BANDWIDTH_SHARE, Network, find_device
+
+    device = find_device("H100")
+    assert device is not None
+    step = Work(work.tokens, len(work.passes), row=FULL.max_length / 2, useful=work.tokens)
+    cost = step_cost(session.planned.need, device, Network(1, 0.0), step)
+    return (cost.between + cost.unpack + cost.optimizer) * device.memory * BANDWIDTH_SHARE
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", default="qwen3-8b", choices=sorted({c.shape for c in CELLS if not c.images}))
@@ -154,6 +166,7 @@ def main() -> None:
     if given.json:
         waits = {f"{name} {where}": count for (name, where), count in counts.waits.items()}
         found = {"most": counts.most, "expected": session.memory.expected_bytes, "waits": waits}
+        found |= {"moved": counts.moved, "moved_by_shapes": moved_by_shapes(session, work)}
         found |= {"shape": given.shape, "method": given.method, "set": given.set, "operations": counts.operations}
         print(json.dumps(found | {"passes": len(work.passes), "seconds": counts.seconds}))
         return

@@ -158,7 +158,7 @@ def tensor_parallel(name: str, method: str, ranks: int, ways: int, share: float)
     each = 2 * (ways - 1) * (size / ways / (gpu.link * BANDWIDTH_SHARE) + passes * HOP_SECONDS)
     hidden = cost.communication - cost.waiting
     waiting = max(0.0, cost.communication / ways - hidden) + sums * each
-    products = cost.compute + cost.recompute + cost.optimizer + cost.unpack / ways
+    products = cost.compute + cost.recompute + cost.between + cost.optimizer + cost.unpack / ways
     return cost.seconds, products + waiting
 
 

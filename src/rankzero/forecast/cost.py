@@ -10,6 +10,9 @@ so adapters cost 4N and little more, full fine-tuning 6N, N all weights
 
 products     operations ÷ (dense rate x efficiency), or the weights that they read ÷ memory's bandwidth where that is
              more: the roofline                                                               [Williams et al. 2009]
+between      what a block keeps for the backward pass is written and read several times by all that lies between
+             products: norms, activations, rotations, residuals. Layers with adapters read and write besides what they
+             are given and give. Logits are made, and become gradients         [counted by benchmarks/gpu_outlook.py]
 unpacking    weights of 4 or 8 bits are read and written out in the precision of products, for each of these passes
 optimizer    weights and its state read and written, gradients read for the norm and for the step
 gathering    where weights are divided by Z: all of them for the forward and again for the backward pass
@@ -40,10 +43,19 @@ from typing import Any
 from rankzero.forecast.devices import BANDWIDTH_SHARE, EFFICIENCY, EXPERTS_EFFICIENCY, HOP_SECONDS, Device, Network
 from rankzero.model.facts import ModelFacts, of_a_rank, without_experts
 from rankzero.model.fitting import Need
-from rankzero.model.memory import GRADIENT_BUCKET_BYTES, state_parts
+from rankzero.model.memory import GRADIENT_BUCKET_BYTES, block_bytes, state_parts
 from rankzero.spec.shardings import ShardingSection, sharding_section
 
 ATTENTION_BACKWARD = 2.5
+KEPT_MOVED, KEPT_MOVED_BELOW_ADAPTERS = 5.4, 6.7
+"""How often what a block keeps, inputs of its adapters aside, is moved between memory and products in a forward and a
+backward pass. Where weights are trained it is more that is kept."""
+ADAPTED_MOVED = 4.0
+"""The same of what layers with adapters are given and give."""
+LOGIT_MOVED = 50.0
+"""Bytes that are moved for a logit."""
+RECOMPUTED_SHARE = 0.36
+"""What of a block's share is moved in its forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +78,11 @@ class StepCost:
     efficiency: float
     """Share of the device's dense rate that was assumed."""
     compute: float
-    """Forward and backward passes."""
+    """Products of forward and backward passes."""
     recompute: float
+    """Blocks once more."""
+    between: float
+    """What lies between products of forward and backward passes, in memory; with experts it is in their efficiency."""
     unpack: float
     optimizer: float
     communication: float
@@ -79,7 +94,7 @@ class StepCost:
 
     @property
     def seconds(self) -> float:
-        return self.compute + self.recompute + self.unpack + self.optimizer + self.waiting
+        return self.compute + self.recompute + self.between + self.unpack + self.optimizer + self.waiting
 
     @property
     def tokens_per_second(self) -> float:
@@ -149,6 +164,11 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
     read = work.passes * _block_weights(own) * facts.compute_bytes / bandwidth
     compute = max(work.tokens * one.trained / (device.matrix * share), 2 * read)
     recompute = max(work.tokens * one.recomputed / (device.matrix * share), read) if need.recomputing else 0.0
+    blocks = work.tokens * _moved_bytes(facts, work.row) / bandwidth
+    logits = work.tokens * need.trained_share * LOGIT_MOVED * facts.logits / bandwidth
+    between = 0.0 if facts.text.experts else blocks + logits
+    if need.recomputing and not facts.text.experts:
+        recompute += RECOMPUTED_SHARE * blocks
     unpack = 0.0
     if facts.unpacked_bytes:
         unpack = work.passes * (3 if need.recomputing else 2) * _unpacking_bytes(own) / bandwidth
@@ -157,15 +177,16 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
     meeting = _collecting(need, device, network, work) + _exchanging(need, device, network, work)
     hidden = 0.0
     if section.overlaps == "every pass":
-        hidden = compute + recompute + unpack
+        hidden = compute + recompute + between + unpack
     elif section.overlaps == "the last backward pass" and not need.train.meets_in_passes:
         buckets = max(1.0, 4.0 * facts.trainable // GRADIENT_BUCKET_BYTES)
-        hidden = min(communication * (1 - 1 / buckets), compute * one.backward_share / work.passes)
+        hidden = min(communication * (1 - 1 / buckets), (compute + between) * one.backward_share / work.passes)
     return StepCost(
         device=device.name,
         efficiency=share,
         compute=compute,
         recompute=recompute,
+        between=between,
         unpack=unpack,
         # Weights as many as gradients; both once read and once written or read again.
         optimizer=(2 * parts["optimizer"] + 4 * parts["gradients"]) / bandwidth,
@@ -288,6 +309,15 @@ def _block_weights(facts: ModelFacts) -> float:
 def _visited(facts: ModelFacts) -> float:
     """Weights of the blocks that a token is multiplied with, adapters aside."""
     return max(0.0, _block_weights(facts) - facts.idle)
+
+
+def _moved_bytes(facts: ModelFacts, row: float) -> float:
+    """Of a token, in all blocks, between products."""
+    kept = block_bytes(facts.text, facts, round(row))
+    if not facts.adapters:
+        return facts.text.count * KEPT_MOVED * kept
+    adapted = ADAPTED_MOVED * facts.text.adapted * facts.compute_bytes
+    return facts.text.count * (KEPT_MOVED_BELOW_ADAPTERS * (kept - facts.text.adapted_bytes) + adapted)
 
 
 def _unpacking_bytes(facts: ModelFacts) -> float:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-EFFICIENCY = 0.40
-"""Share of the dense rate that matrix products, and all that lies between them, are assumed to reach. NVIDIA publishes
-41 % for NeMo AutoModel (LoRA of Llama 3 8B, one H100, 4N a token)."""
+EFFICIENCY = 0.53
+"""Share of the dense rate that matrix products are assumed to reach: what lies in the middle of what five runs on one
+H200 come to, 47 to 57 % (docs/scale.md)."""
 EXPERTS_EFFICIENCY = 0.10
-"""The same where tokens are spread over experts: what ms-swift's 9.6 s a step with Megatron come to (Qwen3-30B-A3B in
-full, 16 A800, 16 rows of 8,192 tokens, all recomputed). Its communication is in that, so products alone are faster."""
+"""The same where tokens are spread over experts, of products and all that lies between them: what ms-swift's 9.6 s a
+step with Megatron come to (Qwen3-30B-A3B in full, 16 A800, 16 rows of 8,192 tokens, all recomputed). Its communication
+is in that, so products alone are faster."""
 BANDWIDTH_SHARE = 0.8
 """Of memory's and of links' bandwidth, assumed."""
 HOP_SECONDS = 5e-6

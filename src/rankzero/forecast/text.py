@@ -156,7 +156,7 @@ def _by_shapes(cost: StepCost) -> str:
     share = f"{100 * cost.efficiency:.0f} %"
     pace = f"{cost.tokens_per_second:,.0f} tokens a second"
     waits = f", {100 * cost.waiting_share:.0f} % of it waiting for the network" if cost.waiting_share >= 0.05 else ""
-    return f"on {cost.device} at an assumed {share} of its dense rate ({pace}{waits}): nothing was timed"
+    return f"on {cost.device}, products at an assumed {share} of its dense rate ({pace}{waits}): nothing was timed"
 
 
 def printed(forecast: Forecast, *, terminal: bool, width: int, more: Sequence[tuple[str, str]] = ()) -> Iterator[str]:

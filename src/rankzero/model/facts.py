@@ -40,6 +40,8 @@ class Blocks:
     """Heads of keys x size of a head."""
     adapted_bytes: int = 0
     """What the layers of a block that have adapters keep of their inputs."""
+    adapted: int = 0
+    """How many values for each token these layers are given and give, together."""
     norm_bytes: int = 4
     """What a norm keeps of a value: its copy in float32, or what it was given."""
     remade_bytes: int = 0

@@ -136,6 +136,7 @@ def _text_blocks(text: Any, base: Any, names: list[str], compute: int, fused: Fu
         heads=heads,
         keys=keys,
         adapted_bytes=_adapted_bytes(base, names, compute, fused),
+        adapted=_adapted(base, names),
         norm_bytes=compute if fused.norms and _norms_are_fused(base, names) else 4,
         remade_bytes=_remade(base, names, compute),
         states=0 if heads else _states(text),
@@ -194,6 +195,7 @@ def _tower_blocks(tower: Any, base: Any, names: list[str], compute: int, fused: 
         inside_kept=_inside_kept(tower, base, names),
         heads=getattr(tower, "num_attention_heads", None) or getattr(tower, "num_heads", None) or 1,
         adapted_bytes=_adapted_bytes(base, names, compute, fused),
+        adapted=_adapted(base, names),
         remade_bytes=_remade(base, names, compute),
     )
 
@@ -230,13 +232,22 @@ def _patches(config: Any) -> int:
     return max(1, (tower.image_size // tower.patch_size) ** 2 // pooled) if pooled else 1
 
 
+def _adapted_linear(base: Any, names: list[str]) -> dict[str, Any]:
+    return {n: layer for n, layer in _adapters(base, names).items() if not isinstance(layer, ParamWrapper)}
+
+
+def _adapted(base: Any, names: list[str]) -> int:
+    layers = _adapted_linear(base, names).values()
+    return int(sum(layer.in_features + layer.out_features for layer in layers)) // max(len(names), 1)
+
+
 def _adapters(base: Any, names: list[str]) -> dict[str, Any]:
     found = base.named_modules()
     return {name: module for name, module in found if isinstance(module, LoraLayer) and inside(name, names)}
 
 
 def _adapted_bytes(base: Any, names: list[str], compute: int, fused: Fused) -> int:
-    layers = {n: layer for n, layer in _adapters(base, names).items() if not isinstance(layer, ParamWrapper)}
+    layers = _adapted_linear(base, names)
     # DoRA keeps what a layer gives besides, by its base, its adapter and both: they are scaled to one magnitude.
     inputs = {
         n: layer.in_features + (3 * layer.out_features if layer.lora_variant else 0) for n, layer in layers.items()

@@ -98,7 +98,7 @@ def decoder_facts(
     for name, values in added.items():
         sizes[_block_of(name)] += 4 * values
     total, trainable = sum(map(prod, shapes.values())), sum(added.values())
-    full, dora = lora is None, lora is not None and lora.use_dora
+    full = lora is None
     return ModelFacts(
         total=total + trainable,
         trainable=total if full else trainable,
@@ -114,7 +114,7 @@ def decoder_facts(
             shapes,
             config,
             len(sizes),
-            {name: shape[1] + (3 * shape[0] if dora else 0) for name, shape in adapted.items()},
+            adapted,
             held,
             lora,
         ),
@@ -160,7 +160,7 @@ def _adapter_values(shape: tuple[int, ...], lora: LoraSpec) -> int:
 
 
 def _blocks(
-    shapes: Shapes, config: Mapping[str, Any], count: int, adapted: Mapping[str, int], held: Held, lora: LoraSpec | None
+    shapes: Shapes, config: Mapping[str, Any], count: int, adapted: Shapes, held: Held, lora: LoraSpec | None
 ) -> Blocks:
     hidden, heads, inner = (int(config[name]) for name in _NEEDED[:3])
     head = config.get("head_dim") or hidden // heads
@@ -171,6 +171,8 @@ def _blocks(
     inside = sum(prod(shape) for shape in of_first if {inner, 2 * inner} & set(shape))
     activation = config.get("hidden_act", config.get("hidden_activation"))
     plain_kept = 4 if activation in IN_SEVERAL_STEPS else 1
+    dora = lora is not None and lora.use_dora
+    inputs = {name: shape[1] + (3 * shape[0] if dora else 0) for name, shape in adapted.items()}
     has_norms = any(name in names for name in (f"{first}.self_attn.{norm}.weight" for norm in ("q_norm", "k_norm")))
     return Blocks(
         count=count,
@@ -181,6 +183,7 @@ def _blocks(
         normed=heads * head + keys if has_norms else 0,
         heads=heads,
         keys=keys,
-        adapted_bytes=adapted_bytes(adapted, count, held.compute, held.fused, lora.r if lora is not None else 0),
+        adapted_bytes=adapted_bytes(inputs, count, held.compute, held.fused, lora.r if lora is not None else 0),
+        adapted=sum(map(sum, adapted.values())) // max(count, 1),
         norm_bytes=held.compute if held.fused.norms and config["model_type"] not in NORMS_OF_THEIR_OWN else 4,
     )

@@ -23,7 +23,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs torch's CPU build")
 @pytest.mark.parametrize(
     ("shape", "method"),
-    [("llama-3.2-1b", "LoRA"), pytest.param("qwen3-8b", "QLoRA (nf4)", marks=pytest.mark.slow)],
+    [
+        ("llama-3.2-1b", "LoRA"),
+        pytest.param("llama-3.2-1b", "full, bfloat16 with stochastic rounding", marks=pytest.mark.slow),
+        pytest.param("qwen3-8b", "QLoRA (nf4)", marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_fits_its_plan_and_waits_for_nothing(shape: str, method: str, work: Path) -> None:
     """Never above what was planned, and at least half of it. The host waits where transformers asks whether rows begin
@@ -34,5 +38,6 @@ def test_a_step_fits_its_plan_and_waits_for_nothing(shape: str, method: str, wor
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["expected"] / 2 < found["most"] <= found["expected"]
+    assert found["moved_by_shapes"] == pytest.approx(found["moved"], rel=0.1), "as the forecast has it"
     assert sorted(found["waits"].values()) == sorted([found["passes"], 8])
     assert {wait.partition(" ")[0] for wait in found["waits"]} == {"_local_scalar_dense"}

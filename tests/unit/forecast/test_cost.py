@@ -20,6 +20,7 @@ from rankzero.forecast.devices import (
 )
 from rankzero.model.facts import Blocks, Experts, ModelFacts
 from rankzero.model.fitting import Need
+from rankzero.model.memory import block_bytes
 from rankzero.spec.run_spec import RunSpec
 
 # Llama 3 8B: head, embeddings and last norm lie outside its blocks; adapters of rank 16 on q, k, v and o.
@@ -131,8 +132,8 @@ def test_a_token_on_a_cpu_costs_what_was_measured(
 
 
 def test_an_8b_with_adapters_is_as_fast_as_nvidia_publishes() -> None:
-    """NeMo AutoModel: LoRA of Llama 3 8B on one H100, rows of 4,096: 12,473 tokens a second. The efficiency is theirs,
-    so this shows that the operations are counted alike, and no more."""
+    """NeMo AutoModel: LoRA of Llama 3 8B on one H100, rows of 4,096: 12,473 tokens a second. Nothing was taken from
+    there: the share that products reach is what an H200 was measured at here."""
     cost = step_cost(need(llama(adapters=True)), device("NVIDIA H100 80GB HBM3"), Network(1, 0.0), one_row())
     assert cost.efficiency == EFFICIENCY
     assert cost.tokens_per_second == pytest.approx(12_473, rel=0.15)
@@ -151,7 +152,7 @@ def test_replicas_send_whole_gradients_beside_the_last_backward_pass() -> None:
     one, four = (step_cost(need(facts, "ddp", 8), SLOW, Network(8, 0.0), one_row(passes=passes)) for passes in (1, 4))
     assert one.waiting == pytest.approx(one.communication / (4 * facts.trainable // 2**25))
     fast = step_cost(need(facts, "ddp", 8), replace(SLOW, matrix=1e14), Network(8, 0.0), one_row())
-    assert fast.communication - fast.waiting == pytest.approx(0.68 * fast.compute, rel=0.03), (
+    assert fast.communication - fast.waiting == pytest.approx(0.68 * (fast.compute + fast.between), rel=0.03), (
         "two thirds, and attention"
     )
     assert four.waiting >= one.waiting
@@ -174,7 +175,7 @@ def test_what_is_divided_is_gathered_twice_and_summed_in_float32(sharding: str) 
     assert cost.waiting == 0 < cost.communication < cost.compute, "a teraflop a second hides much"
     fast = replace(SLOW, matrix=1e15)
     waits = step_cost(need(facts, sharding, 8), fast, Network(8, 0.0), one_row(passes=2))
-    assert waits.waiting == pytest.approx(waits.communication - waits.compute) and waits.waiting > 0
+    assert waits.waiting == pytest.approx(waits.communication - waits.compute - waits.between) and waits.waiting > 0
 
 
 def test_under_fsdp_adapters_are_summed_once_a_step() -> None:
@@ -256,6 +257,30 @@ def test_short_passes_are_as_slow_as_their_weights_are_read() -> None:
     assert cost.compute == pytest.approx(2 * 2 * IN_BLOCKS / (3.35e12 * BANDWIDTH_SHARE))
 
 
+def test_what_lies_between_products_is_moved() -> None:
+    """By hand: below adapters 6.7 times what a block keeps besides their inputs, and these and what they give 4 times;
+    50 bytes a logit. Of a block 36 % again where it is recomputed."""
+    facts = llama(adapters=True)
+    plain = need(replace(facts, text=replace(facts.text, adapted_bytes=9000, adapted=30000)))
+    kept = block_bytes(plain.facts.text, plain.facts, ROW) - 9000
+    assert 20 * HIDDEN < kept < 80 * HIDDEN
+    blocks = ROW * LAYERS * (6.7 * kept + 4 * 2 * 30000) / (1e12 * BANDWIDTH_SHARE)
+    logits = ROW * 50 * VOCABULARY / (1e12 * BANDWIDTH_SHARE)
+    costs = [
+        step_cost(one, SLOW, Network(1, 0.0), one_row())
+        for one in (plain, replace(plain, trained_share=0.5), replace(plain, recomputing=True))
+    ]
+    assert [cost.between for cost in costs] == pytest.approx([blocks + logits, blocks + logits / 2, blocks + logits])
+    products = operations(plain.facts, ROW, 1.0).recomputed * ROW / (1e12 * EFFICIENCY)
+    assert [cost.recompute for cost in costs] == pytest.approx([0, 0, products + 0.36 * blocks])
+
+
+def test_of_experts_it_is_in_their_efficiency() -> None:
+    facts = llama(adapters=False)
+    experts = replace(facts, text=replace(facts.text, experts=8))
+    assert step_cost(need(experts), SLOW, Network(1, 0.0), one_row()).between == 0
+
+
 def test_packed_weights_are_written_out_for_each_pass_and_when_recomputing() -> None:
     packed = replace(llama(adapters=True), unpacked_bytes=1, frozen_bytes=IN_BLOCKS // 2 + 2 * (2 * HEAD + HIDDEN))
     plain, again = need(packed), replace(need(packed), recomputing=True)
@@ -277,7 +302,8 @@ def test_the_optimizer_moves_its_state_and_the_weights() -> None:
 
 def test_the_parts_are_the_whole() -> None:
     cost = step_cost(need(llama(adapters=False), "zero2", 8), SLOW, Network(8, 0.0), one_row(useful=8 * ROW))
-    assert cost.seconds == cost.compute + cost.recompute + cost.unpack + cost.optimizer + cost.waiting
+    parts = (cost.compute, cost.recompute, cost.between, cost.unpack, cost.optimizer, cost.waiting)
+    assert cost.seconds == pytest.approx(sum(parts))
     assert cost.tokens_per_second == 8 * ROW / cost.seconds
     assert cost.to_json()["seconds"] == cost.seconds
 

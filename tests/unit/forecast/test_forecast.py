@@ -202,7 +202,7 @@ def test_what_was_not_timed_is_estimated_by_shapes(trained: tuple[RunSpec, int],
     assert found.seconds == pytest.approx(found.rows.tokens / found.estimate.tokens_per_second)
     assert found.estimate.useful == pytest.approx(8 * found.rows.tokens / 30), "a step's rows"
     (said,) = [text for name, text in rows(found) if name == "time"]
-    assert "by shapes" in said and "H100 at an assumed 40 %" in said and "nothing was timed" in said
+    assert "by shapes" in said and "H100, products at an assumed 53 %" in said and "nothing was timed" in said
     value = found.to_json()
     assert value["tokens_per_second"] is None and value["step_by_shapes"]["seconds"] == found.estimate.seconds
     timed = replace(found, rate=100.0)

@@ -44,6 +44,9 @@ from tests.support.memory import (
 )
 from tests.support.tiny_configs import CONFIGS
 
+ADAPTED = {"adapted_bytes": 2 * (H + 4 * 16), "adapted": 6 * H + 2 * 8 * 128}
+"""Of q, k, v and o."""
+
 
 def test_facts_of_llama_8b_are_those_by_hand() -> None:
     facts = llama_8b(lora())
@@ -57,7 +60,7 @@ def test_facts_of_llama_8b_are_those_by_hand() -> None:
         unpacked_bytes=0,
         adapters=True,
         compute_bytes=2,
-        text=Blocks(LAYERS, H, attention=H, intermediate=INNER, heads=32, keys=8 * 128, adapted_bytes=2 * (H + 4 * 16)),
+        text=Blocks(LAYERS, H, attention=H, intermediate=INNER, heads=32, keys=8 * 128, **ADAPTED),
         tower=None,
         patches=1,
         logits=V,
@@ -195,8 +198,9 @@ def test_a_mixture_computes_with_the_experts_that_a_token_visits() -> None:
     )
     facts = facts_of(lora(), config)
     experts = 4 * 128 * 3 * 2048 * 768
+    adapted = {"adapted_bytes": 2 * (2048 + 4096 + 4 * 16), "adapted": 4 * 2048 + 2 * 4096 + 2 * 512}
     widths = {"attention": 4096, "keys": 512, "normed": 4096 + 512, "intermediate": 8 * 768}
-    assert facts.text == Blocks(4, 2048, **widths, experts=8, heads=32, adapted_bytes=2 * (2048 + 4096 + 4 * 16))
+    assert facts.text == Blocks(4, 2048, **widths, experts=8, heads=32, **adapted)
     assert facts.total > experts and facts.frozen_bytes > 2 * experts  # all of them are held
     packed = facts_of(lora("nf4"), config)
     assert facts.frozen_bytes - packed.frozen_bytes > 1.4 * experts
@@ -228,7 +232,15 @@ def test_every_architecture_has_facts(name: str) -> None:
     assert facts.tower is None and 0 < facts.block_bytes < facts.frozen_bytes
     if name == "distilbert":
         assert facts.text == Blocks(
-            2, 16, attention=16, intermediate=32, inside_kept=1, heads=2, keys=16, adapted_bytes=2 * (16 + 4 * 2)
+            2,
+            16,
+            attention=16,
+            intermediate=32,
+            inside_kept=1,
+            heads=2,
+            keys=16,
+            adapted_bytes=2 * (16 + 4 * 2),
+            adapted=8 * 16,
         )
 
 
