@@ -23,6 +23,9 @@ def main() -> None:
         minded = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     for number in minded:
         signal.signal(number, _leave)
+    if os.getpid() == 1 and signal.SIGTERM not in minded:
+        # The kernel drops what the first process of a container has no handler for: it would be killed after its grace.
+        signal.signal(signal.SIGTERM, _end)
     from rankzero.collector import look_seldom
 
     look_seldom()
@@ -47,6 +50,10 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     with suppress(OSError):  # the terminal is gone
         os.write(2, f"stopped: stopped by {name}\n  hint: give the same command again\n".encode())
     os._exit(ExitCode.STOPPED)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

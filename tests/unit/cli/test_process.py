@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rankzero.cli.first_line import first_line, leave_out_first_line, say_first_line, say_step
@@ -38,6 +40,26 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
     code = f"import sys, rankzero.cli.main; print(sorted(set(sys.modules) & set({HEAVY!r})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_first_process_of_a_container_is_ended_by_sigterm() -> None:
+    """Whatever command it is: the kernel drops signals which that process has no handler for."""
+    code = (
+        "import time, rankzero.cli.main as command_line; from rankzero.__main__ import main;"
+        "command_line.main = lambda: (print('begun', flush=True), time.sleep(600)); main()"
+    )
+    first = ["unshare", "--pid", "--fork", "--kill-child"]
+    if shutil.which(first[0]) is None or subprocess.run([*first, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs to be allowed a namespace of processes")
+    process = subprocess.Popen([*first, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        [inner] = psutil.Process(process.pid).children()
+        inner.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
