@@ -184,7 +184,7 @@ def serving_objects(
     from rankzero.api.specs import read
     from rankzero.launch.render.serving import ServingWishes
     from rankzero.launch.render.serving import serving_objects as render
-    from rankzero.launch.server_arguments import require_no_secrets
+    from rankzero.launch.server_arguments import KEY_VARIABLE, require_no_secrets
     from rankzero.launch.serving import require_servable
     from rankzero.spec.kinds import kind_section
 
@@ -202,6 +202,9 @@ def serving_objects(
         raise UsageError("this is no Kubernetes", where="--cluster", hint=hint)
     if plan.run.task_section.uses != "writes":
         raise ConfigError(f"this run {plan.run.task_section.result}", where=run, hint="only what writes text is served")
+    if engine == "transformers" and KEY_VARIABLE in plan.cluster.secrets:
+        hint = "--engine vllm, in an image that has it; or leave the secret out, and put something that asks before it"
+        raise ConfigError("transformers serve asks for no key", where=f"secrets.{KEY_VARIABLE}", hint=hint)
     told = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
     wishes = ServingWishes(name or str(plan.run.name), port, engine, image, (*told, *more))
     return render(plan, wishes)

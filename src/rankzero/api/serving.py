@@ -55,11 +55,12 @@ def plan_serving(
     """How `target` (a run directory, an adapter's, or a model's) is served under `name`, by default the run's. `model`
     is an adapter's base, where that is not where the run or the adapter says.
 
-    Reads the result, to see that it is what the run wrote. Raises ConfigError where there is no result, or no server is
-    installed, UsageError for a name or an engine that cannot be one, StorageError where weights are damaged.
+    Reads the result, to see that it is what the run wrote. Raises ConfigError where there is no result, no server is
+    installed, or others would reach one without the key that is meant for it, UsageError for a name or an engine that
+    cannot be one, StorageError where weights are damaged.
     """
     from rankzero.api.results import require_a_base
-    from rankzero.launch.serving import Server, choose_engine, require_servable
+    from rankzero.launch.serving import Server, choose_engine, require_key_asked, require_servable
     from rankzero.machine import cache_root
     from rankzero.run_dir.result import find_result
 
@@ -68,6 +69,7 @@ def plan_serving(
     result = find_result(target, "writes", model=model)
     require_a_base(model, result, base=False)
     chosen = choose_engine(engine)
+    require_key_asked(chosen, host)
     weights = result.adapter or place(str(result.model.local_dir or result.model.name))
     if not weights.is_dir():
         hint = "name a run, or a directory with a model; the servers fetch others by themselves"

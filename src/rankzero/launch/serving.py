@@ -160,6 +160,14 @@ def choose_engine(wanted: str) -> Engine:
     return "transformers"
 
 
+def require_key_asked(engine: str, host: str) -> None:
+    """Raise ConfigError where others reach a server that asks nobody for the key that is there for it."""
+    if engine != "transformers" or _is_loopback(host) or not os.environ.get(KEY_VARIABLE):
+        return
+    hint = f"--engine vllm, which does; or unset {KEY_VARIABLE}, and put something that does before it"
+    raise ConfigError("transformers serve asks for no key, and others reach it", where=KEY_VARIABLE, hint=hint)
+
+
 def require_free(host: str, port: int) -> None:
     """Raise ServiceError where another program listens there already: it would answer in the server's place."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -257,6 +265,13 @@ def smoke(server: Server, question: str = SMOKE) -> Answer:
         what = f"{type(error).__name__}: {error}"
     what = Redactor({KEY_VARIABLE: key or ""})(what)
     raise ServiceError(f"a request was not answered: {what}", where=f"{server.url}{route}", hint=hint)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_everywhere(host: str) -> bool:

@@ -209,6 +209,29 @@ def test_vllm_in_an_environment_of_its_own_is_found(stand_in: Path, monkeypatch:
     assert choose_engine("auto") == choose_engine("vllm") == "vllm"
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gpu-1"])
+def test_a_key_that_nobody_would_ask_for_is_told(
+    host: str, tiny: Path, own_cache: Path, installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with pytest.raises(ConfigError, match="asks for no key") as refused:
+        plan_serving(str(tiny), host=host)
+    assert KEY not in str(refused.value)
+    for open_to_none in ("127.0.0.1", "::1", "localhost"):
+        plan_serving(str(tiny), host=open_to_none)
+    monkeypatch.delenv("VLLM_API_KEY")
+    plan_serving(str(tiny), host=host)
+
+
+def test_a_pod_of_a_secret_key_is_one_that_asks_for_it(tmp_path: Path) -> None:
+    storage = {"outputs": {"mount": "/outputs", "claim": "o"}}
+    place = {"image": "i", "kind": "job", "storage": storage, "secrets": {"VLLM_API_KEY": {"name": "k", "key": "k"}}}
+    (tmp_path / "place.yaml").write_text(yaml.safe_dump(place))
+    objects(tmp_path, str(tmp_path / "place.yaml"), engine="vllm")
+    with pytest.raises(ConfigError, match="asks for no key"):
+        objects(tmp_path, str(tmp_path / "place.yaml"), engine="transformers")
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankzero.launch.serving.choose_engine", lambda _engine: "transformers")
