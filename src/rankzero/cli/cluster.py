@@ -11,6 +11,7 @@ import typer
 
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import JsonOption
+from rankzero.cli.output import tell
 from rankzero.errors import ConfigError, UsageError
 from rankzero.spec.providers import Provider
 
@@ -56,13 +57,13 @@ def create(file: FileOption, provider: ProviderOption = None) -> None:
     """Make what is not there, step by step. Given again after a failure, it goes on from there."""
     wanted = opened(file, provider)
     wanted.require()
-    typer.echo("\n".join(shown(wanted.plan(look=False))))
-    typer.echo("this is all of it; what is there already is not made again\n")
+    tell("\n".join(shown(wanted.plan(look=False))))
+    tell("this is all of it; what is there already is not made again\n")
     facts = wanted.create()
-    typer.echo(f"\ncluster {wanted.spec.name} is ready. For cluster.yaml:\n  context: {facts['kubeconfig']}")
+    tell(f"\ncluster {wanted.spec.name} is ready. For cluster.yaml:\n  context: {facts['kubeconfig']}")
     chart = wanted.spec.chart
     if chart is not None and chart.storage_class is not None:
-        typer.echo(f"  storage: {{outputs: {{…, class: {chart.storage_class}}}}}")
+        tell(f"  storage: {{outputs: {{…, class: {chart.storage_class}}}}}")
 
 
 @app.command()
@@ -70,7 +71,7 @@ def credentials(file: FileOption, provider: ProviderOption = None) -> None:
     """Give this machine's kubeconfig access to a cluster that is there."""
     wanted = opened(file, provider)
     wanted.require()
-    typer.echo(f"context: {wanted.credentials()}")
+    tell(f"context: {wanted.credentials()}")
 
 
 @app.command()
@@ -87,7 +88,7 @@ def delete(
     wanted.require()
     deletion = wanted.deletion(with_data=with_data)
     doomed, gone = deletion.doomed, deletion.there.gone
-    typer.echo("\n".join(foretold(deletion)))
+    tell("\n".join(foretold(deletion)))
     if not doomed and not gone:
         return
     question = (
@@ -100,7 +101,7 @@ def delete(
     wanted.delete(deletion)
     for word, steps in (("deleted", doomed), ("forgotten", gone)):
         if steps:
-            typer.echo(f"{word}: {', '.join(step.title for step in steps)}")
+            tell(f"{word}: {', '.join(step.title for step in steps)}")
 
 
 def foretold(deletion: Deletion) -> list[str]:
@@ -122,7 +123,7 @@ def foretold(deletion: Deletion) -> list[str]:
     return lines
 
 
-def opened(file: str, provider: str | None, say: Callable[[str], None] = typer.echo) -> Provisioning:
+def opened(file: str, provider: str | None, say: Callable[[str], None] = tell) -> Provisioning:
     """An infra.yaml, whose commands are shown as they run: where a plan is the result, beside it."""
     from rankzero.api.provisioning import Provisioning
 

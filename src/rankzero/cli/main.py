@@ -5,9 +5,7 @@ Command modules import only what parsing needs; torch and its like are imported 
 
 from __future__ import annotations
 
-import errno
 import os
-import select
 import sys
 from collections.abc import Sequence
 from typing import Annotated, TextIO
@@ -35,7 +33,7 @@ from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
 from rankzero.cli.open import app as open_app
-from rankzero.cli.output import print_error, print_traceback
+from rankzero.cli.output import has_no_reader, leave_unsaid, print_error, print_traceback
 from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
 from rankzero.cli.pull import pull
@@ -158,8 +156,8 @@ def _run(arguments: Sequence[str]) -> object:
         cause = end.__context__ if isinstance(end, SystemExit) else end
         if not isinstance(cause, OSError):
             raise
-        if cause.errno in (errno.EPIPE, errno.EIO) and _is_gone(stdout):
-            _leave_unsaid(stdout)
+        if has_no_reader(cause, stdout):
+            leave_unsaid(stdout)
             return ExitCode.DONE
         if (told := _of_this_machine(cause, stdout)) is not None:
             raise told from cause
@@ -174,7 +172,7 @@ def _run(arguments: Sequence[str]) -> object:
 def _of_this_machine(error: OSError, stdout: TextIO) -> RankzeroError | None:
     """What a user can mend, wherever a command comes upon it. None where the fault may be ours."""
     if error.errno in FULL and not error.filename and _takes_nothing(stdout):
-        _leave_unsaid(stdout)
+        leave_unsaid(stdout)
         return as_ours(OSError(error.errno, error.strerror, "standard output"))
     return as_ours(error)
 
@@ -188,21 +186,9 @@ def _takes_nothing(stream: TextIO) -> bool:
     return False
 
 
-def _leave_unsaid(stream: TextIO) -> None:
-    """What is still to be flushed goes nowhere, rather than to fail once more at the end of the process."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def _is_no_text(word: str) -> bool:
     """Whether it is bytes of another encoding than UTF-8, which Python holds as halves of surrogate pairs."""
     return not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word)
-
-
-def _is_gone(stream: TextIO) -> bool:
-    """Whether nothing that is written there arrives anywhere."""
-    looked_at = select.poll()
-    looked_at.register(stream.fileno(), 0)
-    return bool(looked_at.poll(0))
 
 
 def _print_usage_error(error: Exception) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import shutil
 import sys
 import textwrap
 import traceback
+from typing import TextIO
+
+import typer
 
 from rankzero.cli.first_line import leave_out_first_line
 from rankzero.errors import Problem, RankzeroError, StoppedError
@@ -15,6 +20,33 @@ from rankzero.wording import printable
 
 MOST_PROBLEMS = 25
 """A thousand bad lines are one bad file: the rest is counted."""
+
+
+def tell(line: str) -> None:
+    """What is told on stdout of work that changes something: it goes on where nobody reads that any more."""
+    stdout = sys.stdout  # the parser may put another in its place
+    try:
+        typer.echo(line)
+    except OSError as error:
+        if not has_no_reader(error, stdout):
+            raise
+        leave_unsaid(stdout)
+
+
+def has_no_reader(error: OSError, stream: TextIO) -> bool:
+    """Whether something could not be written since nothing that is written there arrives anywhere any more."""
+    if error.errno not in (errno.EPIPE, errno.EIO):
+        return False
+    looked_at = select.poll()
+    looked_at.register(stream.fileno(), 0)
+    return bool(looked_at.poll(0))
+
+
+def leave_unsaid(stream: TextIO) -> None:
+    """What is still to be flushed goes nowhere, rather than to fail once more at the end of the process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def print_error(error: RankzeroError) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,30 @@ def test_programs_that_are_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPat
     plan = cli("cluster plan -f infra.yaml")
     assert plan.code == 0 and "nobody is asked" in plan.err
     assert "nebius compute filesystem create --name mk8s-csi-storage" in plan.out
+
+
+def without_a_reader(line: str) -> tuple[int, str]:
+    """Its exit code, and its stderr, where whoever read its stdout is gone before it begins."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "rankzero", *line.split()]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    return done.returncode, done.stderr
+
+
+def test_what_changes_a_cluster_goes_on_where_nobody_reads_what_it_says(cli: Cli, tmp_path: Path) -> None:
+    """`rankzero cluster delete … | head`: what runs costs what it costs, whoever looks."""
+    installed(tmp_path / "bin", "kind", "kubectl")
+    Path("infra.yaml").write_text(KIND)
+
+    def things() -> dict[str, object]:
+        return {kind: names for kind, names in json.loads(Path("state.json").read_text())["things"].items() if names}
+
+    assert without_a_reader("cluster create -f infra.yaml") == (0, "")
+    assert things() and cli("cluster credentials -f infra.yaml").out.endswith("context: kind-here\n")
+    assert without_a_reader("cluster credentials -f infra.yaml") == (0, "")
+    assert without_a_reader("cluster delete -f infra.yaml")[0] == 2, "nobody to ask"
+    assert without_a_reader("cluster delete -f infra.yaml --yes") == (0, "")
+    assert not things()
+    assert without_a_reader("cluster credentials -f infra.yaml")[0] == 69
