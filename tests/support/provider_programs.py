@@ -93,7 +93,16 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     thing["looks"] = max(0, thing["looks"])
     count = thing.get("options", {}).get("--fixed-node-count")
     spec = {"fixed_node_count": count} if count else {}  # a number as text, as protobuf's JSON has it
+    if kind == "node-group":
+        spec |= {"template": template(thing["options"])}
     return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "spec": spec, "status": status}), ""
+
+
+def template(options: Mapping[str, str]) -> dict[str, Any]:
+    """What hosts of a group are, as the service tells it."""
+    told = json.loads(options.get("--", "{}")).get("spec", {}).get("template", {})
+    resources = {name: options[f"--template-resources-{name}"] for name in ("platform", "preset")}
+    return {"resources": resources, "filesystems": told.get("filesystems", [])}
 
 
 def deleted(there: dict[str, dict[str, Any]], kind: str, id: str) -> Answer:

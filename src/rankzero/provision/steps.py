@@ -60,6 +60,8 @@ class Step:
     remove: Commands = no_commands
     needs: tuple[str, ...] = ()
     """Kinds of the steps before it whose ids its commands have."""
+    asks_with: tuple[str, ...] | None = None
+    """Kinds of those whose ids `find` has; None: of all that it needs."""
     among: Callable[[Programs], list[str]] | None = None
     """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind. `find`
     tells the one that was made just now. It goes with what it is inside of, unless it was there before."""
@@ -73,6 +75,10 @@ class Step:
     @property
     def title(self) -> str:
         return f"{self.kind} {self.name}"
+
+    def is_askable(self, facts: Facts) -> bool:
+        """Whether all is known that looking for it takes."""
+        return facts.keys() >= set(self.needs if self.asks_with is None else self.asks_with)
 
     @property
     def is_made(self) -> bool:
@@ -123,7 +129,7 @@ class Walk:
         unknown: dict[str, str] = {}
         planned: list[tuple[Step, list[Command] | None]] = []
         for step in self.steps:
-            askable = look and step.among is None and facts.keys() >= set(step.needs)
+            askable = look and step.among is None and step.is_askable(facts)
             found = self._found(step, facts) if askable else None
             if found is not None:
                 facts[step.kind] = _usable(found).id
@@ -177,6 +183,7 @@ class Walk:
             if not (makes and step.is_made):
                 hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
                 raise ServiceError(f"there is no {step.title}", where=step.kind, hint=hint)
+            self._refuse_what_comes_too_late(step, facts)
             self._make(step, facts)
             found = step.find(self.programs, facts)
             if found is None:
@@ -192,6 +199,14 @@ class Walk:
         if self._is_ours(step, found):
             self.record.put(step.kind, step.name, found.id)
         return found.id
+
+    def _refuse_what_comes_too_late(self, step: Step, facts: Facts) -> None:
+        """Raise the trouble of what is to have it and is there without it, before it is made and costs something."""
+        for later in self.steps:
+            if step.kind in later.needs and later.is_askable(facts):
+                found = later.find(self.programs, facts)
+                if found is not None:
+                    _usable(found)
 
     def _make(self, step: Step, facts: Facts) -> None:
         """What was refused before anything was done is not noted as asked for: whoever makes it later, it is theirs."""
@@ -261,7 +276,7 @@ class Walk:
         mine: list[Step] = []
         gone: list[Step] = []
         for step in self.steps:
-            askable = facts.keys() >= set(step.needs)
+            askable = step.is_askable(facts)
             if step.among is not None:
                 if askable and self._is_needed_to_delete(step.kind, mine):
                     facts[step.kind] = self._there(step, facts, makes=True)
@@ -283,8 +298,7 @@ class Walk:
 
     def _was_asked(self, step: Step, facts: Facts, gone: Sequence[Step]) -> bool:
         """Or is gone with what it needs."""
-        gone_kinds = [one.kind for one in gone]
-        return all(kind in facts or kind in gone_kinds for kind in step.needs)
+        return step.is_askable({**facts, **{one.kind: "" for one in gone}})
 
     def _is_needed_to_delete(self, kind: str, mine: Sequence[Step]) -> bool:
         kinds = [one.kind for one in mine]

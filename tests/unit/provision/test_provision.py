@@ -133,6 +133,51 @@ def test_what_hosts_are_told_mounts_the_file_system(bench: Bench) -> None:
     ]
 
 
+BARE = NEBIUS.partition("filesystem:")[0]
+"""The same hosts, without what they share."""
+
+
+def test_a_file_system_that_comes_after_the_hosts_is_not_made_for_nothing(bench: Bench) -> None:
+    """Hosts mount it when they start: what is written to its mount point would land on their own disks."""
+    bench.file.write_text(BARE)
+    bench.create()
+    bench.file.write_text(NEBIUS)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="were made without the file system mk8s-csi-storage") as raised:
+            bench.create()
+        assert "nebius mk8s node-group delete --id node-group-mk8s-node-group-reza" in raised.value.problems[0].hint
+        assert "filesystem" not in bench.things and "release" not in bench.things
+    del bench.state["things"]["node-group"]["mk8s-node-group-reza"]
+    bench.create()
+    assert bench.things == WHOLE
+    bench.delete(with_data=True)
+    assert bench.things == {}
+
+
+def test_hosts_that_have_another_file_system_are_not_those_that_were_asked_for(bench: Bench) -> None:
+    bench.create()
+    bench.state["things"]["filesystem"]["mk8s-csi-storage"]["id"] = "another"
+    for act in (bench.create, bench.walk().plan):
+        with pytest.raises(ConfigError, match="were made without the file system"):
+            act()
+    bench.state["things"]["filesystem"]["mk8s-csi-storage"]["id"] = "filesystem-mk8s-csi-storage"
+    bench.file.write_text(NEBIUS.replace("mount_tag: csi-storage", "mount_tag: other"))
+    with pytest.raises(ConfigError, match="as csi-storage, and are to mount other"):
+        bench.create()
+    assert bench.walk().create(["kubeconfig"])["kubeconfig"] == "nebius-mk8s", "they can be reached all the same"
+    assert "node-group" in bench.delete()
+
+
+def test_a_file_system_of_another_name_keeps_no_hosts_from_being_deleted(bench: Bench) -> None:
+    bench.create()
+    bench.file.write_text(NEBIUS.replace("name: mk8s-csi-storage", "name: another"))
+    assert bench.walk().inventory().unasked == ["filesystem mk8s-csi-storage"]
+    assert bench.delete() == ["node-group", "service-account", "cluster"]
+    bench.file.write_text(NEBIUS)
+    bench.delete(with_data=True)
+    assert bench.things == {}
+
+
 def test_a_second_time_makes_nothing(bench: Bench) -> None:
     bench.create()
     before = len(bench.changes())
@@ -383,7 +428,7 @@ def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Benc
     del bench.state["things"]["node-group"]["mk8s-node-group-reza"]["options"]["--fixed-node-count"]
     programs = StandIns(bench.state, bench.file.parent)
     (step,) = [one for one in provider("nebius").steps(bench.spec) if one.kind == "node-group"]
-    found = step.find(programs, {"cluster": "cluster-reza-k8s1"})
+    found = step.find(programs, {"cluster": "cluster-reza-k8s1", "filesystem": "filesystem-mk8s-csi-storage"})
     assert found is not None and found.trouble is None and found.note == ""
 
 

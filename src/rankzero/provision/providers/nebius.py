@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankzero.errors import ServiceError
+from rankzero.errors import ConfigError, ServiceError
 from rankzero.provision.kubernetes import access, helm_release, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Find, Found, Step
@@ -115,7 +115,10 @@ def _node_group(spec: InfraSpec) -> Step:
     def remove(facts: Facts) -> list[Command]:
         return [_nebius("mk8s", "node-group", "delete", "--id", facts["node-group"])]
 
-    def judge(found: Found, value: Mapping[str, Any]) -> Found:
+    def judge(found: Found, value: Mapping[str, Any], facts: Facts) -> Found:
+        trouble = None if shared is None else _not_attached(shared, nodes, found.id, value, facts.get("filesystem"))
+        if trouble is not None:
+            return replace(found, trouble=trouble)
         has = str((value.get("spec") or {}).get("fixed_node_count") or "")
         if not has.isdigit():  # it grows and shrinks by itself
             return found
@@ -124,7 +127,33 @@ def _node_group(spec: InfraSpec) -> Step:
         return sized(found, f"node-group {nodes.name}", int(has), nodes.count, more)
 
     find = _by_name("mk8s", "node-group", name=nodes.name, parent="cluster", judge=judge)
-    return Step("node-group", nodes.name, find, make, remove, needs=tuple(needs))
+    return Step("node-group", nodes.name, find, make, remove, needs=tuple(needs), asks_with=("cluster",))
+
+
+def _not_attached(
+    shared: FilesystemSpec, nodes: NodesSpec, group: str, value: Mapping[str, Any], id: str | None
+) -> ConfigError | None:
+    """What there is to say where hosts were made without the file system: what is written to its mount point lands on
+    their own disks. `id` is that of the file system; None: there is none yet."""
+    template = (value.get("spec") or {}).get("template")
+    if not template:  # it does not say what its hosts are
+        return None
+    attached = {
+        str((one.get("existing_filesystem") or {}).get("id")): str(one.get("mount_tag"))
+        for one in template.get("filesystems") or ()
+    }
+    if id is not None and attached.get(id) == shared.mount_tag:
+        return None
+    if id is not None and id in attached:
+        what = f"hosts of node-group {nodes.name} have the file system {shared.name} as {attached[id]}"
+        hint = f"set filesystem.mount_tag to {attached[id]}"
+        return ConfigError(f"{what}, and are to mount {shared.mount_tag}", where="filesystem.mount_tag", hint=hint)
+    what = f"hosts of node-group {nodes.name} were made without the file system {shared.name}"
+    hint = (
+        f"hosts get it when they are made: `nebius mk8s node-group delete --id {group}` ends what runs on them, and "
+        "the same command then makes them with it; or leave filesystem and chart out"
+    )
+    return ConfigError(what, where="filesystem", hint=hint)
 
 
 def _template(nodes: NodesSpec) -> list[str]:
@@ -162,11 +191,15 @@ def _nebius(*words: str) -> Command:
     return Command(("nebius", *words))
 
 
-Judge = Callable[[Found, Mapping[str, Any]], Found]
+Judge = Callable[[Found, Mapping[str, Any], Facts], Found]
 """What else there is to say of something that is there, from the whole answer."""
 
 
-def _by_name(*service: str, name: str, parent: str | None = None, judge: Judge = lambda found, _value: found) -> Find:
+def _as_it_is(found: Found, _value: Mapping[str, Any], _facts: Facts) -> Found:
+    return found
+
+
+def _by_name(*service: str, name: str, parent: str | None = None, judge: Judge = _as_it_is) -> Find:
     """Ask for what is called so, within what it belongs to."""
 
     def find(programs: Programs, facts: Facts) -> Found | None:
@@ -181,6 +214,6 @@ def _by_name(*service: str, name: str, parent: str | None = None, judge: Judge =
             hint = "wait until it is gone, or remove it, and give the same command again"
             what = f"{name} is there and cannot be used: {state}"
             return replace(found, trouble=ServiceError(what, where=" ".join(service), hint=hint))
-        return judge(found, value)
+        return judge(found, value, facts)
 
     return find
