@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,10 @@ class Provisioning:
             Planned(step.title, tuple(shown(command) for command in commands or ()), commands is None)
             for step, commands in self.walk.plan(look=look)
         ]
+
+    def alone(self) -> AbstractContextManager[None]:
+        """What changes something is to be called within. Raises StorageError where another command is at work on it."""
+        return self.walk.record.held()
 
     def create(self) -> dict[str, str]:
         """Make what is not there. Returns the ids, by kind. Raises the first failure."""

@@ -59,7 +59,8 @@ def create(file: FileOption, provider: ProviderOption = None) -> None:
     wanted.require()
     tell("\n".join(shown(wanted.plan(look=False))))
     tell("this is all of it; what is there already is not made again\n")
-    facts = wanted.create()
+    with wanted.alone():
+        facts = wanted.create()
     tell(f"\ncluster {wanted.spec.name} is ready. For cluster.yaml:\n  context: {facts['kubeconfig']}")
     chart = wanted.spec.chart
     if chart is not None and chart.storage_class is not None:
@@ -71,7 +72,9 @@ def credentials(file: FileOption, provider: ProviderOption = None) -> None:
     """Give this machine's kubeconfig access to a cluster that is there."""
     wanted = opened(file, provider)
     wanted.require()
-    tell(f"context: {wanted.credentials()}")
+    with wanted.alone():
+        context = wanted.credentials()
+    tell(f"context: {context}")
 
 
 @app.command()
@@ -86,7 +89,12 @@ def delete(
     """Take down what create made, and nothing else. File systems stay, unless asked for."""
     wanted = opened(file, provider)
     wanted.require()
-    deletion = wanted.deletion(with_data=with_data)
+    with wanted.alone():
+        _delete(wanted, wanted.deletion(with_data=with_data), yes)
+
+
+def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
+    """What is foretold, once it is agreed to."""
     doomed, gone = deletion.doomed, deletion.there.gone
     tell("\n".join(foretold(deletion)))
     if not doomed and not gone:

@@ -2,12 +2,15 @@
 
 Each thing has an entry by its kind and its own name, so that an infra.yaml that names another does not lose it. That
 something is about to be made is written down before it is asked for: what a program made, and did not live to say, is
-then known to be ours.
+then known to be ours. A command that changes something holds the record for as long as it is at work.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,8 +38,31 @@ class Record:
 
     def __init__(self, infra: Path) -> None:
         self.path = infra.with_name(f"{infra.stem}.made.json")
+        self._infra = infra
         self._made: dict[tuple[str, str], Made] = {}
         self._place = ""
+        self._read()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For one command at a time, from what the one before has left. Raises StorageError where another has it."""
+        lock = self.path.with_name(f".{self.path.stem}.lock")
+        with storage_errors(lock):
+            file = lock.open("a")
+        with file:  # and let go of by the kernel, however this process ends
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                hint = "wait until that is done, then give the same command again"
+                what = "another command is at work on this file"
+                raise StorageError(what, where=str(self._infra), hint=hint) from error
+            except OSError:  # a volume without locks
+                pass
+            self._read()
+            yield
+
+    def _read(self) -> None:
+        self._made.clear()
         try:
             text = self.path.read_text(encoding="utf-8")
             for key, one in json.loads(text).items():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.provision.record import Record
 from tests.support.cli import Cli
 from tests.support.provider_programs import VARIABLE, installed
 from tests.unit.provision.test_provision import KIND, NEBIUS
@@ -86,6 +87,17 @@ def test_programs_that_are_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPat
     plan = cli("cluster plan -f infra.yaml")
     assert plan.code == 0 and "nobody is asked" in plan.err
     assert "nebius compute filesystem create --name mk8s-csi-storage" in plan.out
+
+
+def test_one_command_at_a_time(cli: Cli, tmp_path: Path) -> None:
+    installed(tmp_path / "bin", "kind", "kubectl")
+    Path("infra.yaml").write_text(KIND)
+    with Record(Path("infra.yaml")).held():
+        for command in ("create", "credentials", "delete --yes"):
+            refused = cli(f"cluster {command} -f infra.yaml")
+            assert refused.code == 74 and "infra.yaml: another command is at work on this file" in refused.err
+        assert cli("cluster plan -f infra.yaml").code == 0
+    assert cli("cluster create -f infra.yaml").code == 0
 
 
 def without_a_reader(line: str) -> tuple[int, str]:

@@ -564,6 +564,26 @@ def test_a_plan_changes_nothing_and_says_what_is_there(bench: Bench) -> None:
     assert '"id": "fs-1"' in str(planned[6][1])
 
 
+def test_two_commands_at_once_do_not_forget_what_the_other_made(bench: Bench) -> None:
+    """Another terminal, or a colleague on the same volume: each has read the record before the other writes it."""
+    first, second = bench.walk(), bench.walk()
+    with first.record.held():
+        first.create()
+        with (
+            pytest.raises(StorageError, match="another command is at work on this file") as raised,
+            second.record.held(),
+        ):
+            pass
+        assert raised.value.problems[0].where == str(bench.file)
+        other = Bench(bench.file.parent / "other", NEBIUS)
+        with other.walk().record.held():
+            pass
+    with second.record.held():
+        assert len(second.record.titles) == 6, "what the first has made since"
+        second.delete(second.inventory().ours, second.inventory())
+    assert bench.things == {} and not second.record.path.exists()
+
+
 def test_a_record_that_cannot_be_read_is_no_empty_one(bench: Bench) -> None:
     Record(bench.file).path.write_text("[")
     with pytest.raises(StorageError, match="cannot be read"):
