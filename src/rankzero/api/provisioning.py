@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One step of a plan."""
+    """One step of a plan, or of what nobody will do."""
 
     title: str
     commands: tuple[str, ...]
@@ -37,6 +37,9 @@ class Deletion:
     """What is deleted, the last one made first."""
     kept: list[Step]
     """What is there, and stays for what is on it."""
+    theirs: list[tuple[Step, list[str]]]
+    """What there is under these names, not made here as far as anybody wrote down, and the commands that would delete
+    it. Nobody runs them."""
     there: Inventory
     """Of what was made here: what is gone, too, and what nobody could be asked about."""
 
@@ -92,7 +95,9 @@ class Provisioning:
         """What was made here, and what becomes of it. Changes nothing."""
         there = self.walk.inventory()
         kept = [step for step in there.ours if step.data and not with_data]
-        return Deletion([step for step in there.ours if step not in kept], kept, there)
+        shown = self._programs.shown
+        theirs = [(step, [shown(command) for command in step.remove(there.facts)]) for step in there.theirs]
+        return Deletion([step for step in there.ours if step not in kept], kept, theirs, there)
 
     def delete(self, deletion: Deletion) -> None:
         """Take it down, and forget what is gone. Raises the first failure."""

@@ -96,7 +96,7 @@ def delete(
 def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
     """What is foretold, once it is agreed to."""
     doomed, gone = deletion.doomed, deletion.there.gone
-    tell("\n".join(foretold(deletion)))
+    tell("\n".join(foretold(deletion, wanted.walk.record.path.name)))
     if not doomed and not gone:
         return
     question = (
@@ -112,8 +112,8 @@ def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
             tell(f"{word}: {', '.join(step.title for step in steps)}")
 
 
-def foretold(deletion: Deletion) -> list[str]:
-    """What a deletion will do, line by line."""
+def foretold(deletion: Deletion, made_file: str) -> list[str]:
+    """What a deletion will do, line by line; `made_file` says what was made."""
     lines = [
         f"{step.title} will be deleted{' WITH ALL THAT IS ON IT' if step.data else ''}" for step in deletion.doomed
     ]
@@ -125,8 +125,12 @@ def foretold(deletion: Deletion) -> list[str]:
         f"{title} was made from this file, and not asked for: give what has another name now its old one to delete it"
         for title in deletion.there.unasked
     ]
+    for step, commands in deletion.theirs:
+        away = " with all that is on it" if step.data else ""
+        lines.append(f"{step.title} is there and stays: {made_file} does not say that it was made. It goes{away} by")
+        lines += [f"  {command}" for command in commands]
     if not deletion.doomed and not deletion.there.gone:
-        kept = deletion.kept or deletion.there.unasked
+        kept = deletion.kept or deletion.there.unasked or deletion.theirs
         lines.append("nothing else is there that was made from this file" if kept else "nothing that was made is there")
     return lines
 

@@ -105,6 +105,8 @@ class Inventory:
     """What there is that was made here, the last one made first. What is gone with another is not among them."""
     gone: list[Step]
     """What was made here and was not found."""
+    theirs: list[Step]
+    """What there is under these names that was not made here, as far as anybody wrote down."""
     unasked: list[str]
     """Titles of what was made here and nobody could be asked about: it, or what it is in, has another name now."""
     facts: Facts
@@ -275,6 +277,7 @@ class Walk:
         facts: dict[str, str] = {}
         mine: list[Step] = []
         gone: list[Step] = []
+        theirs: list[Step] = []
         for step in self.steps:
             askable = step.is_askable(facts)
             if step.among is not None:
@@ -290,11 +293,13 @@ class Walk:
                 mine.append(step)
             elif self._was_asked(step, facts, gone) and self.record.of(step.kind, step.name) is not None:
                 gone.append(step)
+            if found is not None and step.is_made and step not in mine:
+                theirs.append(step)
         known = {step.title for step in (*mine, *gone)}
         with_them = [one.kind for one in (*mine, *gone)]
         known |= {step.title for step in self.steps if step.among is not None or step.inside in with_them}
         unasked = [title for title in self.record.titles if title not in known]
-        return Inventory(mine[::-1], gone, unasked, facts)
+        return Inventory(mine[::-1], gone, theirs[::-1], unasked, facts)
 
     def _was_asked(self, step: Step, facts: Facts, gone: Sequence[Step]) -> bool:
         """Or is gone with what it needs."""

@@ -89,6 +89,30 @@ def test_programs_that_are_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert "nebius compute filesystem create --name mk8s-csi-storage" in plan.out
 
 
+def test_what_nobody_knows_to_be_ours_is_named_with_what_would_delete_it(cli: Cli, tmp_path: Path) -> None:
+    """The record was lost, say: all of it runs, and costs what it costs."""
+    installed(tmp_path / "bin", "nebius", "helm", "kubectl")
+    Path("infra.yaml").write_text(NEBIUS)
+    assert cli("cluster create -f infra.yaml").code == 0
+    record = Path("infra.made.json").read_text()
+    Path("infra.made.json").unlink()
+    told = cli("cluster delete -f infra.yaml --yes --with-data")
+    assert told.code == 0 and "nothing that was made is there" not in told.out
+    lines = told.out.splitlines()
+    for kind, name in (("node-group", "mk8s-node-group-reza"), ("filesystem", "mk8s-csi-storage")):
+        line = next(index for index, one in enumerate(lines) if one.startswith(f"{kind} {name} is there and stays"))
+        assert lines[line + 1].endswith(f"{kind} delete --id {kind}-{name}")
+    assert "infra.made.json does not say" in told.out and "with all that is on it by" in told.out
+
+    entries = json.loads(record)
+    entries["cluster/reza-k8s1"]["id"] = "cluster-of-before"
+    Path("infra.made.json").write_text(json.dumps(entries))
+    told = cli("cluster delete -f infra.yaml")
+    assert "cluster reza-k8s1 is there and stays" in told.out, "what has the name now is another's"
+    assert "cluster reza-k8s1 was made, and is not found there any more" in told.out
+    assert "node-group mk8s-node-group-reza will be deleted" in told.out
+
+
 def test_one_command_at_a_time(cli: Cli, tmp_path: Path) -> None:
     installed(tmp_path / "bin", "kind", "kubectl")
     Path("infra.yaml").write_text(KIND)
