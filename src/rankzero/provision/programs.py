@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
 from rankzero.redaction import Redactor
+from rankzero.stderr import write_stderr
 from rankzero.wording import printable
 
 Say = Callable[[str], None]
@@ -36,6 +39,8 @@ _NOT_DONE = (
 )
 """Besides those: what services say when they did nothing at all. After an outage or a timeout nobody knows."""
 _LAST_LINES = 3
+QUIET_SECONDS = 3.0
+"""What a program says is kept to itself for so long: only one that takes longer may wait for somebody who reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +81,10 @@ class Answer:
 class Programs:
     """Those of this machine."""
 
-    def __init__(self, env: Mapping[str, str], say: Say, directory: Path) -> None:
-        """`directory` is where they run."""
+    def __init__(self, env: Mapping[str, str], say: Say, directory: Path, pass_on: Say = write_stderr) -> None:
+        """`directory` is where they run; `pass_on` takes what those that take long say, whole lines."""
         self._env, self._say, self._redact, self._directory = dict(env), say, Redactor(env), directory
+        self._pass_on = pass_on
 
     def require(self, names: Iterable[str]) -> None:
         """Raise ConfigError for every one that is not installed."""
@@ -136,17 +142,75 @@ class Programs:
         """Show it and run it, whatever comes of it. Raises ConfigError where it is no program."""
         program, *_ = command.words
         self._say(f"$ {self.shown(command)}")
+        reading, writing = os.pipe()
+        said = _Said(reading, self._pass_on_redacted)
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 list(command.words),
-                input=command.stdin.encode(),
-                capture_output=True,
-                check=False,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=writing,
                 cwd=self._directory,
                 env=self._env,
                 executable=shutil.which(program, path=self._env.get("PATH")),
             )
         except OSError as error:
+            said.close()
             what = f"{program} cannot be run: {error.strerror or error}"
             raise ConfigError(what, where=program, hint=_HOW[program]) from error
-        return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        finally:
+            os.close(writing)
+        out = _ended(process, command.stdin.encode(), said)
+        return Answer(process.returncode, out.decode(errors="replace"), said.whole())
+
+    def _pass_on_redacted(self, line: str) -> None:
+        self._pass_on(f"{self._redact(printable(line.rstrip()))}\n")
+
+
+class _Said:
+    """The standard error of one program: kept for the failure, and passed on once it is let."""
+
+    def __init__(self, pipe: int, pass_on: Say) -> None:
+        self._pipe, self._pass_on = pipe, pass_on
+        self._lines: list[str] = []
+        self._aloud = False
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name="stderr of a program", daemon=True)
+
+    def start(self) -> None:
+        """Listen."""
+        self._reader.start()
+
+    def let(self) -> None:
+        """From now on each line is passed on as it comes, after those that came already."""
+        with self._lock:
+            for line in () if self._aloud else self._lines:
+                self._pass_on(line)
+            self._aloud = True
+
+    def whole(self) -> str:
+        """All of it, once the program has ended."""
+        self._reader.join()
+        return "".join(self._lines)
+
+    def close(self) -> None:
+        """Where there is no program."""
+        os.close(self._pipe)
+
+    def _read(self) -> None:
+        with open(self._pipe, encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                with self._lock:
+                    self._lines.append(line)
+                    if self._aloud:
+                        self._pass_on(line)
+
+
+def _ended(process: subprocess.Popen[bytes], stdin: bytes, said: _Said) -> bytes:
+    """What it printed until its end. A login may wait for somebody who reads what it says on standard error."""
+    said.start()
+    try:
+        return process.communicate(stdin, timeout=QUIET_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        said.let()
+        return process.communicate()[0]

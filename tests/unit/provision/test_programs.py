@@ -1,0 +1,57 @@
+"""Programs of others as processes: what they say while they run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankzero.provision import programs as programs_module
+from rankzero.provision.programs import Command, Programs
+
+TOKEN = "very-secret-token-of-nebius"
+LOGIN = """
+import os, sys
+print("open https://login/?state=1 to log in, TOKEN", file=sys.stderr, flush=True)
+open(os.environ["LOGGED_IN"]).read()
+sys.stdin.read()
+print("logged in", file=sys.stderr)
+print("project-1")
+"""
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    """An executable in `directory`/bin."""
+    (directory / "bin").mkdir(exist_ok=True)
+    path = directory / "bin" / name
+    path.write_text(f"#!{sys.executable} -SE\n{text}")
+    path.chmod(0o755)
+
+
+def test_a_login_that_waits_for_somebody_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nebius, with an expired session, prints a link and waits until it was opened."""
+    monkeypatch.setattr(programs_module, "QUIET_SECONDS", 0.0)
+    program(tmp_path, "nebius", LOGIN.replace("TOKEN", TOKEN))
+    door = tmp_path / "door"
+    os.mkfifo(door)
+    heard: list[str] = []
+
+    def opens_the_link(line: str) -> None:
+        heard.append(line)
+        if "https://" in line:
+            door.write_text("")  # until then the program waits
+
+    env = {"PATH": f"{tmp_path}/bin", "LOGGED_IN": str(door), "NEBIUS_IAM_TOKEN": TOKEN}
+    answer = Programs(env, [].append, tmp_path, opens_the_link).run(Command(("nebius", "config", "get")))
+    assert heard[0] == "open https://login/?state=1 to log in, [hidden]\n"
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (0, "project-1\n", 2)
+
+
+def test_one_that_is_quick_is_quiet(tmp_path: Path) -> None:
+    program(tmp_path, "kind", "import sys; print(sys.stdin.read()); sys.exit('ERROR: no')")
+    heard: list[str] = []
+    programs = Programs({"PATH": f"{tmp_path}/bin"}, [].append, tmp_path, heard.append)
+    answer = programs.run(Command(("kind", "get", "clusters"), "é" * 100_000))
+    assert (answer.code, answer.err, len(answer.out), heard) == (1, "ERROR: no\n", 100_001, [])
