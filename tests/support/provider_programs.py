@@ -137,8 +137,6 @@ def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:
 
 
 def kubectl(state: State, options: dict[str, str], rest: list[str]) -> Answer:
-    if rest[:2] == ["config", "current-context"]:
-        return 0, f"{state['contexts'][-1]}\n", ""
     if rest[:2] == ["config", "get-contexts"]:
         return 0, "\n".join(state["contexts"]), ""
     if rest[:2] == ["config", "delete-context"]:

@@ -12,11 +12,12 @@ from rankzero.spec.infra_spec import ChartSpec
 from rankzero.wording import counted
 
 
-def access(name: str, make: Commands) -> Step:
-    """This machine's access to the cluster of a name: the context that `make` adds to the kubeconfig."""
+def access(name: str, make: Commands, context: str | None = None) -> Step:
+    """This machine's access to the cluster of a name: the context that `make` adds to the kubeconfig, `context` where
+    it always has that name. The one that is current may be another terminal's choice by then."""
 
-    def find(programs: Programs, _facts: Facts) -> Found | None:
-        return Found(programs.ask("kubectl", "config", "current-context").strip())
+    def find(_programs: Programs, _facts: Facts) -> Found | None:
+        return None if context is None else Found(context)
 
     def remove(facts: Facts) -> list[Command]:
         return [Command(("kubectl", "config", "delete-context", facts["kubeconfig"]))]

@@ -63,8 +63,9 @@ class Step:
     asks_with: tuple[str, ...] | None = None
     """Kinds of those whose ids `find` has; None: of all that it needs."""
     among: Callable[[Programs], list[str]] | None = None
-    """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind. `find`
-    tells the one that was made just now. It goes with what it is inside of, unless it was there before."""
+    """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind. Its own
+    is the one that `find` says, else the one that is new. It goes with what it is inside of, unless it was there
+    before."""
     inside: str | None = None
     """Kind of the step that it is gone with."""
     data: bool = False
@@ -225,36 +226,36 @@ class Walk:
             raise self.programs.failure(command.words, answer)
 
     def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
-        """Its id. A program may refuse to do it twice: then it is the one of before, or the one that is new since then,
-        never just the one that is current, nor one for something that is gone."""
+        """Its id: the one of before, or the one that is new since then, also where a program refuses to do it twice.
+        Never just the one that is current, nor one for something that is gone."""
         within = "" if step.inside is None else facts[step.inside]
         known = self.record.of(step.kind, step.name)
         if known is not None and known.within not in ("", within):
             self._take_back(step, among)
             known = None
-        others = tuple(among(self.programs)) if known is None else known.others
+        before = among(self.programs)
+        others = tuple(before) if known is None else known.others
         self.record.put(step.kind, step.name, known.id if known is not None else "", others, within)
         for command in step.make(facts):
             answer = self.programs.run(command)
-            if answer.says_there and known is not None:
-                id = self._known(step, known.id, [one for one in among(self.programs) if one not in others])
-                break
-            if answer.code != 0:
+            if answer.code != 0 and not (answer.says_there and known is not None):
                 raise self.programs.failure(command.words, answer)
-        else:
-            found = step.find(self.programs, facts)
-            if found is None or not found.id:
-                hint = "give the same command again"
-                raise ServiceError(f"{step.title} is not to be found", where=step.kind, hint=hint)
-            id = found.id
+        found = step.find(self.programs, facts)
+        expected = found.id if found is not None else known.id if known is not None else ""
+        id = self._among(step, among(self.programs), expected, (before, others))
         self.record.put(step.kind, step.name, id, others, within)
         return id
 
-    def _known(self, step: Step, known: str, new: Sequence[str]) -> str:
-        if not known and len(new) != 1:
-            what = f"which {step.kind} is that of {step.name} cannot be told"
-            raise ServiceError(what, where=step.kind, hint="remove the one of this cluster, and give the command again")
-        return known or new[0]
+    def _among(self, step: Step, there: Sequence[str], expected: str, befores: Sequence[Sequence[str]]) -> str:
+        """The one that is expected, else the only one that is new: since just now, or since the first time."""
+        if expected in there:
+            return expected
+        for before in befores:
+            new = [one for one in there if one not in before]
+            if len(new) == 1:
+                return new[0]
+        what = f"which {step.kind} is that of {step.name} cannot be told"
+        raise ServiceError(what, where=step.kind, hint="remove the one of this cluster, and give the command again")
 
     def _ready(self, step: Step, facts: Facts, found: Found) -> Found:
         until = self.clock() + self.ready_seconds

@@ -461,6 +461,28 @@ def test_a_context_of_another_cluster_is_never_installed_into(bench: Bench) -> N
         bench.create()
 
 
+@pytest.mark.parametrize(("text", "context"), [(NEBIUS, "nebius-mk8s"), (KIND, "kind-here")])
+def test_a_context_that_another_terminal_switched_to_meanwhile_is_not_that_of_the_cluster(
+    tmp_path: Path, text: str, context: str
+) -> None:
+    """`kubectl config use-context production` between the program's end and the next look: the chart would go there."""
+    bench = Bench(tmp_path, text, contexts=["production"])
+    walk = bench.walk()
+    run = walk.programs.run
+
+    def switched(command: Command) -> Answer:
+        answer = run(command)
+        if {"get-credentials", "export"} & set(command.words):
+            bench.state["contexts"].sort(key="production".__eq__)  # the last one is current
+        return answer
+
+    walk.programs.run = switched  # type: ignore[method-assign]
+    assert walk.create()["kubeconfig"] == context
+    assert bench.create()["kubeconfig"] == context
+    bench.delete(with_data=True)
+    assert bench.state["contexts"] == ["production"]
+
+
 @pytest.mark.parametrize(("text", "things"), [(NEBIUS, WHOLE), (KIND, {"kind": ["here"]})], ids=["nebius", "kind"])
 def test_what_was_deleted_can_be_made_again(tmp_path: Path, text: str, things: dict[str, list[str]]) -> None:
     bench = Bench(tmp_path, text, contexts=["production"])

@@ -52,4 +52,4 @@ def _kubeconfig(spec: InfraSpec) -> Step:
     def make(_facts: Facts) -> list[Command]:
         return [Command(("kind", "export", "kubeconfig", "--name", spec.name))]
 
-    return access(spec.name, make)
+    return access(spec.name, make, f"kind-{spec.name}")
