@@ -181,12 +181,17 @@ PROGRAMS: dict[str, Callable[[State, dict[str, str], list[str]], Answer]] = {
 
 def installed(directory: Path, *names: str) -> Path:
     """A directory for PATH that has them."""
-    directory.mkdir(exist_ok=True)
     for name in names:
-        program = directory / name
-        program.write_text(f"#!{sys.executable} -SE\n{Path(__file__).read_text(encoding='utf-8')}")
-        program.chmod(0o755)
+        program(directory, name, Path(__file__).read_text(encoding="utf-8"))
     return directory
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    """One that does what a text in Python says, with the standard library alone."""
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!{sys.executable} -SE\n{text}")
+    path.chmod(0o755)
 
 
 def main() -> None:

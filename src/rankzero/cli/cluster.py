@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +62,7 @@ def create(file: FileOption, provider: ProviderOption = None) -> None:
     wanted.require()
     tell("\n".join(shown(wanted.plan(look=False))))
     tell("this is all of it; what is there already is not made again\n")
-    with wanted.alone():
+    with changing(wanted, file):
         facts = wanted.create()
     tell(f"\ncluster {wanted.spec.name} is ready. For cluster.yaml:\n  context: {facts['kubeconfig']}")
     chart = wanted.spec.chart
@@ -72,7 +75,7 @@ def credentials(file: FileOption, provider: ProviderOption = None) -> None:
     """Give this machine's kubeconfig access to a cluster that is there."""
     wanted = opened(file, provider)
     wanted.require()
-    with wanted.alone():
+    with changing(wanted, file):
         context = wanted.credentials()
     tell(f"context: {context}")
 
@@ -89,7 +92,7 @@ def delete(
     """Take down what create made, and nothing else. File systems stay, unless asked for."""
     wanted = opened(file, provider)
     wanted.require()
-    with wanted.alone():
+    with changing(wanted, file):
         _delete(wanted, wanted.deletion(with_data=with_data), yes)
 
 
@@ -110,6 +113,21 @@ def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
     for word, steps in (("deleted", doomed), ("forgotten", gone)):
         if steps:
             tell(f"{word}: {', '.join(step.title for step in steps)}")
+
+
+@contextmanager
+def changing(wanted: Provisioning, file: str) -> Iterator[None]:
+    """One command at a time, which after Ctrl-C says what it leaves."""
+    from rankzero.cli.cluster_option import say
+
+    with wanted.alone():
+        try:
+            yield
+        except KeyboardInterrupt:
+            left = ", ".join(wanted.walk.record.titles) or "nothing"
+            what = f"interrupted; {wanted.walk.record.path} has {left}: the same command goes on from here"
+            say(f"{what}, and `rankzero cluster delete -f {shlex.quote(file)}` takes it down")
+            raise
 
 
 def foretold(deletion: Deletion, made_file: str) -> list[str]:

@@ -160,8 +160,27 @@ class Programs:
             raise ConfigError(what, where=program, hint=_HOW[program]) from error
         finally:
             os.close(writing)
-        out = _ended(process, command.stdin.encode(), said)
+        out = self._ended(process, command, said)
         return Answer(process.returncode, out.decode(errors="replace"), said.whole())
+
+    def _ended(self, process: subprocess.Popen[bytes], command: Command, said: _Said) -> bytes:
+        """What it printed until its end. Ctrl-C it hears as well, from the terminal: what is killed in the middle of
+        its work leaves that half done, so it has the time that it takes, until somebody says so again."""
+        said.start()
+        try:
+            return _printed(process, command.stdin.encode(), said)
+        except KeyboardInterrupt:
+            said.let()
+            if process.poll() is None:
+                self._pass_on(
+                    f"waiting for {command.words[0]} to end; Ctrl-C again kills it, and leaves its work half done\n"
+                )
+            try:
+                process.communicate()
+            except KeyboardInterrupt:
+                process.kill()
+                process.wait()
+            raise
 
     def _pass_on_redacted(self, line: str) -> None:
         self._pass_on(f"{self._redact(printable(line.rstrip()))}\n")
@@ -206,9 +225,8 @@ class _Said:
                         self._pass_on(line)
 
 
-def _ended(process: subprocess.Popen[bytes], stdin: bytes, said: _Said) -> bytes:
-    """What it printed until its end. A login may wait for somebody who reads what it says on standard error."""
-    said.start()
+def _printed(process: subprocess.Popen[bytes], stdin: bytes, said: _Said) -> bytes:
+    """On standard output, until its end. A login may wait for somebody who reads what it says on the other one."""
     try:
         return process.communicate(stdin, timeout=QUIET_SECONDS)[0]
     except subprocess.TimeoutExpired:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from rankzero.provision.record import Record
 from tests.support.cli import Cli
-from tests.support.provider_programs import VARIABLE, installed
+from tests.support.provider_programs import VARIABLE, installed, program
 from tests.unit.provision.test_provision import KIND, NEBIUS
 
 
@@ -111,6 +112,45 @@ def test_what_nobody_knows_to_be_ours_is_named_with_what_would_delete_it(cli: Cl
     assert "cluster reza-k8s1 is there and stays" in told.out, "what has the name now is another's"
     assert "cluster reza-k8s1 was made, and is not found there any more" in told.out
     assert "node-group mk8s-node-group-reza will be deleted" in told.out
+
+
+SLOW = """
+import os, signal, sys
+def finishes(*_):
+    open("door").read()
+    open("finished", "w")
+    sys.exit(1)
+if sys.argv[1] == "create":
+    signal.signal(signal.SIGINT, finishes)
+    open("begun", "w").close()
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_program_ends_its_work_after_ctrl_c_and_is_killed_by_another(cli: Cli, tmp_path: Path, times: int) -> None:
+    """As typed in a terminal, which gives it to all of the group. helm that is killed leaves its release pending."""
+    program(tmp_path / "bin", "kind", SLOW)
+    program(tmp_path / "bin", "kubectl", "")
+    Path("infra.yaml").write_text(KIND)
+    for name in ("begun", "door"):
+        os.mkfifo(name)
+    words = [sys.executable, "-m", "rankzero", "cluster", "create", "-f", "infra.yaml"]
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as typed:
+        Path("begun").read_text()
+        os.killpg(typed.pid, signal.SIGINT)
+        assert typed.stderr is not None
+        assert typed.stderr.readline().startswith("waiting for kind to end")
+        if times == 1:
+            Path("door").write_text("")
+        else:
+            os.killpg(typed.pid, signal.SIGINT)
+        said = typed.stderr.read()
+    assert typed.returncode == 130 and Path("finished").exists() == (times == 1)
+    assert "infra.made.json has cluster here" in said and "`rankzero cluster delete -f infra.yaml` takes it" in said
 
 
 def test_one_command_at_a_time(cli: Cli, tmp_path: Path) -> None:

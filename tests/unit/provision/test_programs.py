@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from rankzero.provision import programs as programs_module
 from rankzero.provision.programs import Command, Programs
+from tests.support.provider_programs import program
 
 TOKEN = "very-secret-token-of-nebius"
 LOGIN = """
@@ -22,18 +22,10 @@ print("project-1")
 """
 
 
-def program(directory: Path, name: str, text: str) -> None:
-    """An executable in `directory`/bin."""
-    (directory / "bin").mkdir(exist_ok=True)
-    path = directory / "bin" / name
-    path.write_text(f"#!{sys.executable} -SE\n{text}")
-    path.chmod(0o755)
-
-
 def test_a_login_that_waits_for_somebody_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nebius, with an expired session, prints a link and waits until it was opened."""
     monkeypatch.setattr(programs_module, "QUIET_SECONDS", 0.0)
-    program(tmp_path, "nebius", LOGIN.replace("TOKEN", TOKEN))
+    program(tmp_path / "bin", "nebius", LOGIN.replace("TOKEN", TOKEN))
     door = tmp_path / "door"
     os.mkfifo(door)
     heard: list[str] = []
@@ -50,7 +42,7 @@ def test_a_login_that_waits_for_somebody_is_heard(tmp_path: Path, monkeypatch: p
 
 
 def test_one_that_is_quick_is_quiet(tmp_path: Path) -> None:
-    program(tmp_path, "kind", "import sys; print(sys.stdin.read()); sys.exit('ERROR: no')")
+    program(tmp_path / "bin", "kind", "import sys; print(sys.stdin.read()); sys.exit('ERROR: no')")
     heard: list[str] = []
     programs = Programs({"PATH": f"{tmp_path}/bin"}, [].append, tmp_path, heard.append)
     answer = programs.run(Command(("kind", "get", "clusters"), "é" * 100_000))
