@@ -24,9 +24,10 @@ Answer = tuple[int, str, str]
 
 def fresh(**changes: Any) -> State:
     """`fail_at`: which call fails, counted from 1; `after`: once it has done what it was to do. `slow`: how often
-    things are found unready. `refuse`: words of a call that is refused, each time, as in `said`."""
+    things are found unready. `cut`: the status in which the next release is left. `refuse`: words of a call that is
+    refused, each time, as in `said`."""
     nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], "refuse": []}
-    return {**nothing, "project": PROJECT, "elsewhere": {}, **changes}
+    return {**nothing, "project": PROJECT, "elsewhere": {}, "cut": "", **changes}
 
 
 def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
@@ -125,15 +126,25 @@ def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     if rest[0] == "pull":
         state["things"].setdefault("file", {})[f"./{rest[1].rpartition('/')[2]}-{options['--version']}.tgz"] = {}
         return 0, "Pulled: …", ""
-    if rest[0] == "list":
-        name = options["--filter"].strip("^$")
-        return 0, json.dumps([{"name": name}] if name in things else []), ""
+    name = rest[1]
+    there = things.get(name, {"status": ""})
+    if rest[0] == "history":
+        return (0, json.dumps([there]), "") if name in things else (1, "", "Error: release: not found")
     if rest[0] == "uninstall":
-        del things[rest[1]]
+        del things[name]
+        return 0, "", ""
+    if rest[0] == "rollback":
+        there["status"] = "deployed"
         return 0, "", ""
     assert options["--kube-context"] in ("nebius-mk8s",) and rest[2] in state["things"]["file"], rest
-    things[rest[1]] = {"set": options["--set"]}
-    return 0, "", ""
+    if there["status"].startswith(("pending", "uninstalling")):
+        return 1, "", "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress"
+    if there["status"] == "failed" and there["revision"] == 1:
+        return 1, "", f'Error: UPGRADE FAILED: "{name}" has no deployed releases'
+    chart = Path(rest[2]).name.removesuffix(".tgz")
+    cut = state.pop("cut", "")
+    things[name] = {"revision": there.get("revision", 0) + 1, "status": cut or "deployed", "chart": chart}
+    return (1, "", "Error: context canceled") if cut else (0, "", "")
 
 
 def kubectl(state: State, options: dict[str, str], rest: list[str]) -> Answer:

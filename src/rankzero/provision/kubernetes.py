@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, ServiceError
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Commands, Facts, Found, Step
 from rankzero.spec.infra_spec import ChartSpec
@@ -33,9 +34,10 @@ def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
     """A chart's release: fetched, then installed from the file, so that what is installed is what was looked at."""
 
     def find(programs: Programs, facts: Facts) -> Found | None:
-        words = ("helm", "list", "--kube-context", facts["kubeconfig"], "--filter", f"^{chart.name}$")
-        releases = programs.ask(*words, "--deployed", "--output", "json").strip()
-        return Found(chart.name) if releases not in ("", "[]", "null") else None
+        # a list has those in all states by a flag that helm 4 has not, and a history has by none
+        words = ("helm", "history", chart.name, "--max", "1", "--kube-context", facts["kubeconfig"], "--output", "json")
+        revisions = programs.ask_for_json(*words)
+        return _release(chart.name, revisions[-1], facts["kubeconfig"]) if revisions else None
 
     def make(facts: Facts) -> list[Command]:
         file = f"./{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}.tgz"
@@ -50,6 +52,25 @@ def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
         return [Command(("helm", "uninstall", chart.name, "--kube-context", facts["kubeconfig"]))]
 
     return Step("chart", chart.name, find, make, remove, needs=("kubeconfig",), inside="cluster")
+
+
+def _release(name: str, newest: Mapping[str, Any], context: str) -> Found | None:
+    """By its newest revision. helm installs nothing over a release whose installation was cut off or failed."""
+    status, first = str(newest.get("status")), str(newest.get("revision")) == "1"
+    if status == "uninstalled":
+        return None
+    if status == "failed" and not first:
+        mend = None
+    elif status in ("pending-install", "uninstalling", "failed"):
+        mend = "uninstall"
+    elif status in ("pending-upgrade", "pending-rollback"):
+        mend = "rollback"
+    else:
+        return Found(name)
+    redo = () if mend is None else (Command(("helm", mend, name, "--kube-context", context)),)
+    hint = f"`helm {mend or 'rollback'} {name} --kube-context {context}`, then give the same command again"
+    trouble = ServiceError(f"the release {name} is {status}", where="chart", hint=hint)
+    return Found(name, trouble=trouble, redo=redo)
 
 
 def sized(found: Found, title: str, has: int, wanted: int, more: str) -> Found:

@@ -25,7 +25,7 @@ _HOW = {
     "kubectl": "https://kubernetes.io/docs/tasks/tools",
     "kind": "https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
 }
-_ABSENT = ("code = notfound", "code=notfound", "not_found", "resource not found")
+_ABSENT = ("code = notfound", "code=notfound", "not_found", "resource not found", "release: not found")
 """What services say of a thing that is not there. A profile, or a program, that is `not found` is another matter."""
 _REFUSED = ("permissiondenied", "permission denied", "unauthenticated", "unauthorized", "forbidden")
 _THERE = ("already exists", "alreadyexists", "already_exists")
@@ -100,7 +100,14 @@ class Programs:
         return answer.out
 
     def ask_for_object(self, *words: str) -> dict[str, Any] | None:
-        """The JSON that it printed; None: it says that there is no such thing. Raises ServiceError, AccessError."""
+        """As `ask_for_json`, of what is one thing."""
+        value = self.ask_for_json(*words)
+        if not isinstance(value, dict | None):
+            raise self._odd(words)
+        return value
+
+    def ask_for_json(self, *words: str) -> Any:
+        """What it printed; None: it says that there is no such thing. Raises ServiceError, AccessError."""
         answer = self.run(Command(words))
         if answer.says_absent:
             return None
@@ -109,10 +116,13 @@ class Programs:
         try:
             value = json.loads(answer.out)
         except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ServiceError("its answer is no JSON object", where=" ".join(words[:4]), hint="is it another program?")
+            raise self._odd(words) from None
         return value
+
+    def _odd(self, words: Sequence[str]) -> ServiceError:
+        return ServiceError(
+            "its answer is not the JSON of before", where=" ".join(words[:4]), hint="is it another program?"
+        )
 
     def do(self, command: Command) -> None:
         """Run what changes something. Raises ServiceError, AccessError."""

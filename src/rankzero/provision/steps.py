@@ -27,6 +27,8 @@ class Found:
     trouble: RankzeroError | None = None
     """Why it never will: what would be made stops there. It is taken down as everything is, and what only needs its id
     has that."""
+    redo: tuple[Command, ...] | None = None
+    """It was left half made, which is its trouble: what is ours is put right by these, and made once more."""
     note: str = ""
     """In what it is not what was asked for, where that stops nothing."""
 
@@ -134,11 +136,13 @@ class Walk:
         for step in self.steps:
             askable = look and step.among is None and step.is_askable(facts)
             found = self._found(step, facts) if askable else None
-            if found is not None:
+            redo = self._redo(step, found)
+            if found is not None and redo is None:
                 facts[step.kind] = _usable(found).id
+                planned.append((step, None))
             else:
                 unknown[step.kind] = f"<{step.kind}>"
-            planned.append((step, None if found is not None else step.make({**unknown, **facts})))
+                planned.append((step, [*(redo or ()), *step.make({**unknown, **facts})]))
         return planned
 
     def create(self, kinds: Collection[str] | None = None) -> dict[str, str]:
@@ -182,6 +186,12 @@ class Walk:
         if step.among is not None:
             return self._done_again(step, step.among, facts)
         found = self._found(step, facts)
+        redo = self._redo(step, found)
+        if redo is not None and makes:
+            self.say(f"{step.title} was left half made: it is made once more")
+            for command in redo:
+                self.programs.do(command)
+            found = None
         if found is None:
             if not (makes and step.is_made):
                 hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
@@ -202,6 +212,10 @@ class Walk:
         if self._is_ours(step, found):
             self.record.put(step.kind, step.name, found.id)
         return found.id
+
+    def _redo(self, step: Step, found: Found | None) -> tuple[Command, ...] | None:
+        """What comes before making it once more; None: it is whole, or somebody else's to put right."""
+        return found.redo if found is not None and self._is_ours(step, found) else None
 
     def _refuse_what_comes_too_late(self, step: Step, facts: Facts) -> None:
         """Raise the trouble of what is to have it and is there without it, before it is made and costs something."""

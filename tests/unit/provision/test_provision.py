@@ -432,6 +432,56 @@ def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Benc
     assert found is not None and found.trouble is None and found.note == ""
 
 
+@pytest.mark.parametrize("status", ["pending-install", "failed", "uninstalling"])
+def test_a_release_that_was_cut_off_is_made_once_more(bench: Bench, status: str) -> None:
+    """helm installs nothing over it, and shows it in no list of what is deployed."""
+    bench.state["cut"] = status
+    with pytest.raises(ServiceError):
+        bench.create()
+    (planned,) = [commands for step, commands in bench.walk().plan() if step.kind == "chart"]
+    assert planned is not None and planned[-1].words[1] == "upgrade"
+    bench.create()
+    (release,) = bench.state["things"]["release"].values()
+    assert (release["status"], release["revision"]) == ("deployed", 1)
+    assert "chart csi-mounted-fs-path was left half made: it is made once more" in bench.said
+
+
+@pytest.mark.parametrize(("status", "mend"), [("pending-upgrade", ["rollback"]), ("failed", [])])
+def test_a_release_whose_upgrade_was_cut_off_loses_nothing(bench: Bench, status: str, mend: list[str]) -> None:
+    """Volumes are in use by what runs: that is not to be uninstalled."""
+    bench.create()
+    (release,) = bench.state["things"]["release"].values()
+    release |= {"status": status, "revision": 2}
+    before = len(bench.changes())
+    bench.create()
+    helm = [one.split()[1] for one in bench.changes()[before:] if one.startswith("helm")]
+    assert helm == ["pull", "upgrade"] and ("helm rollback" in " ".join(bench.said)) == bool(mend)
+    (release,) = bench.state["things"]["release"].values()
+    assert (release["status"], release["revision"]) == ("deployed", 3)
+
+
+@pytest.mark.parametrize("status", ["pending-install", "failed"])
+def test_a_release_of_others_that_was_cut_off_is_theirs_to_put_right(bench: Bench, status: str) -> None:
+    bench.create()
+    bench.walk().record.drop("chart", "csi-mounted-fs-path")
+    (release,) = bench.state["things"]["release"].values()
+    release["status"] = status
+    with pytest.raises(ServiceError, match=f"the release csi-mounted-fs-path is {status}") as raised:
+        bench.create()
+    assert "`helm uninstall csi-mounted-fs-path --kube-context nebius-mk8s`" in raised.value.problems[0].hint
+
+
+@pytest.mark.parametrize("status", ["pending-install", "failed"])
+def test_a_release_that_was_cut_off_is_not_forgotten(bench: Bench, status: str) -> None:
+    bench.state["things"]["cluster"] = {"reza-k8s1": {"id": "theirs", "looks": 0}}
+    bench.state["cut"] = status
+    with pytest.raises(ServiceError):
+        bench.create()
+    assert bench.walk().inventory().gone == []
+    assert "chart" in bench.delete(with_data=True)
+    assert bench.things == {"cluster": ["reza-k8s1"]}
+
+
 def test_an_outage_is_no_answer(bench: Bench) -> None:
     """Whatever is not said to be missing is not made a second time."""
     bench.create()
