@@ -170,14 +170,18 @@ def kind(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     if rest == ["get", "nodes"]:
         workers = things[name]["stdin"].count("role: worker")
         return 0, "\n".join([f"{name}-control-plane", *(f"{name}-worker{n or ''}" for n in range(workers))]), ""
+    if rest in (["get", "kubeconfig"], ["export", "kubeconfig"]) and things[name].get("half"):
+        return 1, "", 'ERROR: failed to get cluster internal kubeconfig: command "docker exec …" failed'
     if rest[0] == "create":
         if name in things:
             return 1, "", f"ERROR: failed to create cluster: node(s) already exist for {name}"
-        things[name] = {"options": options, "stdin": state["calls"][-1][-1]}
+        things[name] = {"options": options, "stdin": state["calls"][-1][-1], "half": state.pop("cut", "")}
+        if things[name]["half"]:
+            return -9, "", ""
     elif rest[0] == "delete":
         things.pop(name, None)
         state["contexts"] = [one for one in state["contexts"] if one != f"kind-{name}"]
-    else:
+    elif rest[0] == "export":
         state["contexts"].append(f"kind-{name}")
     return 0, "", ""
 

@@ -62,19 +62,20 @@ class Answer:
     @property
     def says_absent(self) -> bool:
         """Whether it failed because there is no such thing, and for no other reason."""
-        return self._says(_ABSENT)
+        return self.says(_ABSENT)
 
     @property
     def says_there(self) -> bool:
         """Whether it failed because there is such a thing already."""
-        return self._says(_THERE)
+        return self.says(_THERE)
 
     @property
     def says_refused(self) -> bool:
         """Whether it failed because it was not to be, so that nothing came of it."""
-        return self._says((*_REFUSED, *_NOT_DONE, *_THERE))
+        return self.says((*_REFUSED, *_NOT_DONE, *_THERE))
 
-    def _says(self, signs: tuple[str, ...]) -> bool:
+    def says(self, signs: tuple[str, ...]) -> bool:
+        """Whether it failed with one of these words, in small letters."""
         return self.code != 0 and any(words in self.err.lower() for words in signs)
 
 

@@ -482,6 +482,21 @@ def test_a_release_that_was_cut_off_is_not_forgotten(bench: Bench, status: str) 
     assert bench.things == {"cluster": ["reza-k8s1"]}
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_cluster_of_containers_that_was_left_half_made_is_no_cluster(tmp_path: Path, count: int) -> None:
+    """kind was killed: its containers are there, and it takes them for a cluster."""
+    bench = Bench(tmp_path, KIND.replace("count: 2", f"count: {count}"), cut="killed")
+    with pytest.raises(ServiceError, match="exit code -9"):
+        bench.create()
+    for act in (bench.create, bench.walk().plan):
+        with pytest.raises(ServiceError, match="cluster here was left half made") as raised:
+            act()
+        assert "`rankzero cluster delete` takes down" in raised.value.problems[0].hint
+    assert bench.delete() == ["cluster"] and bench.things == {}
+    bench.create()
+    assert bench.things == {"kind": ["here"]}
+
+
 def test_an_outage_is_no_answer(bench: Bench) -> None:
     """Whatever is not said to be missing is not made a second time."""
     bench.create()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankzero.errors import ServiceError
 from rankzero.provision.kubernetes import access, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Found, Step
@@ -19,6 +20,7 @@ class Kind:
 
 
 PROVIDER = Kind()
+_NO_CONTROL_PLANE = ("failed to get cluster internal kubeconfig", "could not locate any control plane")
 
 
 def _cluster(spec: InfraSpec) -> Step:
@@ -29,6 +31,8 @@ def _cluster(spec: InfraSpec) -> Step:
         workers = sum("-worker" in name.removeprefix(spec.name) for name in names)
         if not names:
             return Found(spec.name)
+        if (trouble := _half_made(programs, spec.name)) is not None:
+            return Found(spec.name, trouble=trouble)
         # one host alone is the control plane, which otherwise is none
         more = f"kind adds none: `kind delete cluster --name {spec.name}`, and create it again"
         return sized(Found(spec.name), f"cluster {spec.name}", workers or 1, spec.nodes.count, more)
@@ -46,6 +50,21 @@ def _cluster(spec: InfraSpec) -> Step:
         return [Command(("kind", "delete", "cluster", "--name", spec.name))]
 
     return Step("cluster", spec.name, find, make, remove)
+
+
+def _half_made(programs: Programs, name: str) -> ServiceError | None:
+    """kind that is killed leaves containers in which no Kubernetes was set up yet, and takes them for a cluster."""
+    command = Command(("kind", "get", "kubeconfig", "--name", name))
+    answer = programs.run(command)
+    if answer.says(_NO_CONTROL_PLANE):
+        hint = (
+            "`rankzero cluster delete` takes down what was made from this file, "
+            f"`kind delete cluster --name {name}` any; then create it again"
+        )
+        return ServiceError(f"cluster {name} was left half made, or does not run", where="cluster", hint=hint)
+    if answer.code != 0:
+        raise programs.failure(command.words, answer)
+    return None
 
 
 def _kubeconfig(spec: InfraSpec) -> Step:
