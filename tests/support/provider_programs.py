@@ -27,7 +27,7 @@ def fresh(**changes: Any) -> State:
     things are found unready. `cut`: the status in which the next release is left. `refuse`: words of a call that is
     refused, each time, as in `said`."""
     nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], "refuse": []}
-    return {**nothing, "project": PROJECT, "elsewhere": {}, "cut": "", **changes}
+    return {**nothing, "project": PROJECT, "elsewhere": {}, "cut": "", "label": "nebius.com/node-group-id", **changes}
 
 
 def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
@@ -156,10 +156,19 @@ def kubectl(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         state["contexts"].remove(rest[2])
         return 0, f"deleted context {rest[2]}", ""
     assert rest == ["get", "nodes"] and options["--context"] in state["contexts"]
-    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-    groups = state["things"].get("node-group", {}).values()
-    count = sum(int(one["options"]["--fixed-node-count"]) for one in groups) + 3 * bool(state["things"].get("kind"))
-    return 0, json.dumps({"items": [ready] * count}), ""
+    nodes = []
+    for one in state["things"].get("node-group", {}).values():
+        nodes += [node({state["label"]: one["id"]}, one)] * int(one["options"]["--fixed-node-count"])
+    for one in state["things"].get("kind", {}).values():
+        nodes += [node({"node-role.kubernetes.io/control-plane": ""}, {})]
+        nodes += [node({}, one)] * one["stdin"].count("role: worker")
+    return 0, json.dumps({"items": nodes}), ""
+
+
+def node(labels: Mapping[str, str], thing: Mapping[str, Any]) -> dict[str, Any]:
+    """One that is ready, unless what it is of says `unready`."""
+    conditions = [{"type": "Ready", "status": "False" if thing.get("unready") else "True"}]
+    return {"metadata": {"labels": labels}, "status": {"conditions": conditions}}
 
 
 def kind(state: State, options: dict[str, str], rest: list[str]) -> Answer:

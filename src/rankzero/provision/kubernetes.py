@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,16 +85,23 @@ def sized(found: Found, title: str, has: int, wanted: int, more: str) -> Found:
     return replace(found, trouble=ConfigError(what, where="nodes.count", hint=hint))
 
 
-def nodes_ready(count: int) -> Step:
-    """Waits until so many hosts are."""
+Labels = Mapping[str, str]
+Choose = Callable[[Sequence[Labels], Facts], Sequence[bool]]
+"""Which hosts of a cluster are those that were asked for, each by its labels."""
+
+
+def nodes_ready(count: int, choose: Choose, needs: tuple[str, ...] = ("kubeconfig",)) -> Step:
+    """Waits until so many hosts are, of those that `choose` says."""
 
     def find(programs: Programs, facts: Facts) -> Found | None:
         words = ("kubectl", "get", "nodes", "--context", facts["kubeconfig"], "--output", "json")
         answer = programs.ask_for_object(*words) or {}
-        ready = [node for node in answer.get("items") or () if _is_ready(node)]
-        return Found(str(len(ready)), ready=len(ready) >= count)
+        nodes = answer.get("items") or ()
+        chosen = choose([(node.get("metadata") or {}).get("labels") or {} for node in nodes], facts)
+        ready = sum(_is_ready(node) for node, one in zip(nodes, chosen, strict=True) if one)
+        return Found(str(ready), ready=ready >= count)
 
-    return Step("hosts", f"({count} of them)", find, needs=("kubeconfig",))
+    return Step("hosts", f"({count} of them)", find, needs=needs)
 
 
 def _is_ready(node: Mapping[str, object]) -> bool:

@@ -355,6 +355,25 @@ def test_what_cannot_be_used_any_more_is_taken_down_like_the_rest(bench: Bench, 
     assert bench.things == {} and len(bench.changes()) > before
 
 
+@pytest.mark.parametrize(("text", "kind"), [(NEBIUS, "node-group"), (KIND, "kind")])
+def test_hosts_of_others_are_not_those_that_are_waited_for(tmp_path: Path, text: str, kind: str) -> None:
+    """Of another group, and kind's control plane: ready long before."""
+    bench = Bench(tmp_path, text)
+    bench.create()
+    (thing,) = bench.state["things"][kind].values()
+    thing["unready"] = True
+    if kind == "node-group":
+        bench.state["things"][kind]["cpus"] = {"id": "g", "looks": 0, "options": {"--fixed-node-count": "8"}}
+    with pytest.raises(ServiceError, match="hosts .2 of them. is not ready"):
+        bench.create()
+    thing["unready"] = False
+    assert bench.create()["hosts"] == "2"
+
+
+def test_hosts_that_do_not_say_what_they_are_of_are_all_counted(tmp_path: Path) -> None:
+    assert Bench(tmp_path, NEBIUS, label="another").create()["hosts"] == "2"
+
+
 def test_what_breaks_while_it_is_waited_for_is_not_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path, NEBIUS, slow=10**6)
     walk = bench.walk()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rankzero.errors import ServiceError
-from rankzero.provision.kubernetes import access, nodes_ready, sized
+from rankzero.provision.kubernetes import Labels, access, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Found, Step
 from rankzero.spec.infra_spec import InfraSpec
@@ -16,10 +18,15 @@ class Kind:
 
     def steps(self, spec: InfraSpec) -> list[Step]:
         """The cluster, access to it, and whether its hosts are ready."""
-        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count)]
+
+        def workers(labels: Sequence[Labels], _facts: Facts) -> list[bool]:
+            return [spec.nodes.count == 1 or _CONTROL_PLANE not in one for one in labels]
+
+        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count, workers)]
 
 
 PROVIDER = Kind()
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 _NO_CONTROL_PLANE = ("failed to get cluster internal kubeconfig", "could not locate any control plane")
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankzero.errors import ConfigError, ServiceError
-from rankzero.provision.kubernetes import access, helm_release, nodes_ready, sized
+from rankzero.provision.kubernetes import Labels, access, helm_release, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Find, Found, Step
 from rankzero.spec.infra_spec import FilesystemSpec, InfraSpec, NodesSpec
 
 JSON = ("--format", "json")
+_GROUP = "nebius.com/node-group-id"
+"""Label of hosts: the id of their group."""
 _UNDER_WAY = ("PROVISIONING", "CREATING", "STARTING")
 _LOST = ("ERROR", "FAILED", "DELETING")
 
@@ -37,7 +39,7 @@ class Nebius:
         if spec.chart is not None and spec.filesystem is not None:
             data_dir = f"{spec.filesystem.mount_point}/{spec.chart.name}-data/"
             made.append(helm_release(spec.chart, {"dataDir": data_dir}))
-        return [*made, nodes_ready(spec.nodes.count)]
+        return [*made, nodes_ready(spec.nodes.count, _of_the_group, needs=("kubeconfig", "node-group"))]
 
 
 PROVIDER = Nebius()
@@ -154,6 +156,13 @@ def _not_attached(
         "the same command then makes them with it; or leave filesystem and chart out"
     )
     return ConfigError(what, where="filesystem", hint=hint)
+
+
+def _of_the_group(labels: Sequence[Labels], facts: Facts) -> list[bool]:
+    """Where none says what it is of, all of them."""
+    if not any(_GROUP in one for one in labels):
+        return [True for _ in labels]
+    return [one.get(_GROUP) == facts["node-group"] for one in labels]
 
 
 def _template(nodes: NodesSpec) -> list[str]:
