@@ -37,6 +37,8 @@ class Deletion:
     """What is deleted, the last one made first."""
     kept: list[Step]
     """What is there, and stays for what is on it."""
+    guessed: list[Step]
+    """People's data that are taken for what was asked for here by their name alone: deleted where somebody agrees."""
     theirs: list[tuple[Step, list[str]]]
     """What there is under these names, not made here as far as anybody wrote down, and the commands that would delete
     it. Nobody runs them."""
@@ -91,13 +93,14 @@ class Provisioning:
         """Give this machine access to the cluster, which has to be there. Returns the context of the kubeconfig."""
         return self.walk.create(["kubeconfig"])["kubeconfig"]
 
-    def deletion(self, *, with_data: bool) -> Deletion:
-        """What was made here, and what becomes of it. Changes nothing."""
+    def deletion(self, *, with_data: bool, asks: bool) -> Deletion:
+        """What was made here, and what becomes of it; `asks`: somebody is asked before. Changes nothing."""
         there = self.walk.inventory()
-        kept = [step for step in there.ours if step.data and not with_data]
+        guessed = [step for step in there.ours if step.data and self.walk.is_guessed(step)]
+        kept = [step for step in there.ours if step.data and not (with_data and (asks or step not in guessed))]
         shown = self._programs.shown
         theirs = [(step, [shown(command) for command in step.remove(there.facts)]) for step in there.theirs]
-        return Deletion([step for step in there.ours if step not in kept], kept, theirs, there)
+        return Deletion([step for step in there.ours if step not in kept], kept, guessed, theirs, there)
 
     def delete(self, deletion: Deletion) -> None:
         """Take it down, and forget what is gone. Raises the first failure."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rankzero.api.provisioning import Deletion, Planned, Provisioning
+    from rankzero.provision.steps import Step
 
 app = typer.Typer(
     cls=Sections, help="Make a cluster at a provider, and take it down.", no_args_is_help=True, rich_markup_mode=None
@@ -93,7 +94,7 @@ def delete(
     wanted = opened(file, provider)
     wanted.require()
     with changing(wanted, file):
-        _delete(wanted, wanted.deletion(with_data=with_data), yes)
+        _delete(wanted, wanted.deletion(with_data=with_data, asks=not yes), yes)
 
 
 def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
@@ -135,7 +136,11 @@ def foretold(deletion: Deletion, made_file: str) -> list[str]:
     lines = [
         f"{step.title} will be deleted{' WITH ALL THAT IS ON IT' if step.data else ''}" for step in deletion.doomed
     ]
-    lines += [f"{step.title} stays, with what is on it; --with-data deletes it, too" for step in deletion.kept]
+    lines += [f"{step.title} stays, with what is on it; {_deleted_by(step, deletion)}" for step in deletion.kept]
+    lines += [
+        f"{step.title} was asked for, and nobody said that it was made: it is taken for that by its name alone"
+        for step in deletion.guessed
+    ]
     lines += [
         f"{step.title} was made, and is not found there any more: it will be forgotten" for step in deletion.there.gone
     ]
@@ -151,6 +156,12 @@ def foretold(deletion: Deletion, made_file: str) -> list[str]:
         kept = deletion.kept or deletion.there.unasked or deletion.theirs
         lines.append("nothing else is there that was made from this file" if kept else "nothing that was made is there")
     return lines
+
+
+def _deleted_by(step: Step, deletion: Deletion) -> str:
+    if step in deletion.guessed:
+        return "--with-data without --yes asks before it deletes it, too"
+    return "--with-data deletes it, too"
 
 
 def opened(file: str, provider: str | None, say: Callable[[str], None] = tell) -> Provisioning:

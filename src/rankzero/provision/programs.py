@@ -29,15 +29,20 @@ _ABSENT = ("code = notfound", "code=notfound", "not_found", "resource not found"
 """What services say of a thing that is not there. A profile, or a program, that is `not found` is another matter."""
 _REFUSED = ("permissiondenied", "permission denied", "unauthenticated", "unauthorized", "forbidden")
 _THERE = ("already exists", "alreadyexists", "already_exists")
-_NOT_DONE = (
-    "resourceexhausted",
-    "resource_exhausted",
-    "quota",
-    "invalidargument",
-    "failedprecondition",
-    "unimplemented",
+_OPEN = (
+    *(
+        "unavailable",
+        "deadlineexceeded",
+        "deadline exceeded",
+        "timeout",
+        "timed out",
+        "connection",
+        "eof",
+        "broken pipe",
+    ),
+    *("code = internal", "code = unknown", "code = aborted", "code = canceled", "context canceled"),
 )
-"""Besides those: what services say when they did nothing at all. After an outage or a timeout nobody knows."""
+"""What is said where nobody knows what came of it."""
 _LAST_LINES = 3
 QUIET_SECONDS = 3.0
 """What a program says is kept to itself for so long: only one that takes longer may wait for somebody who reads it."""
@@ -70,9 +75,9 @@ class Answer:
         return self.says(_THERE)
 
     @property
-    def says_refused(self) -> bool:
-        """Whether it failed because it was not to be, so that nothing came of it."""
-        return self.says((*_REFUSED, *_NOT_DONE, *_THERE))
+    def leaves_open(self) -> bool:
+        """Whether what it was to make may come to be all the same: after an outage, or where it was killed."""
+        return self.code < 0 or self.says(_OPEN)
 
     def says(self, signs: tuple[str, ...]) -> bool:
         """Whether it failed with one of these words, in small letters."""

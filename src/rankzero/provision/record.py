@@ -31,6 +31,13 @@ class Made:
     """Id of what it is gone with, where its own id does not tell."""
     place: str = ""
     """Id of the place that it was made in; empty: the provider has but one."""
+    by_name: bool = False
+    """It was asked for, nobody said that it was made, and what has its name now was taken for it."""
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether what has its name is taken for it by that alone."""
+        return self.by_name or not self.id
 
 
 class Record:
@@ -67,9 +74,8 @@ class Record:
             text = self.path.read_text(encoding="utf-8")
             for key, one in json.loads(text).items():
                 kind, _, _ = key.partition("/")
-                self._made[kind, one["name"]] = Made(
-                    one["name"], one["id"], tuple(one["others"]), one.get("within", ""), one.get("place", "")
-                )
+                since = {name: one[name] for name in ("within", "place", "by_name") if name in one}
+                self._made[kind, one["name"]] = Made(one["name"], one["id"], tuple(one["others"]), **since)
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -96,7 +102,14 @@ class Record:
 
     def put(self, kind: str, name: str, id: str = "", others: tuple[str, ...] = (), within: str = "") -> None:
         """Before it is made, and after. Raises StorageError."""
-        self._made[kind, name] = Made(name, id, others, within, self._place)
+        self._put(kind, Made(name, id, others, within, self._place))
+
+    def guess(self, kind: str, name: str, id: str) -> None:
+        """It was asked for, and what has its name is taken for it. Raises StorageError."""
+        self._put(kind, Made(name, id, place=self._place, by_name=True))
+
+    def _put(self, kind: str, made: Made) -> None:
+        self._made[kind, made.name] = made
         self._write()
 
     def drop(self, kind: str, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rankzero.errors import ConfigError, RankzeroError, ServiceError
+from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 from rankzero.provision.programs import Command, Programs, Say
 from rankzero.provision.record import Record
 from rankzero.spec.infra_spec import InfraSpec
@@ -192,6 +192,7 @@ class Walk:
             for command in redo:
                 self.programs.do(command)
             found = None
+        guessed = found is not None and self.is_guessed(step)
         if found is None:
             if not (makes and step.is_made):
                 hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
@@ -203,6 +204,8 @@ class Walk:
                 raise ServiceError(f"{step.title} was made, and is not to be found", hint="give the same command again")
         elif step.is_made and not self._is_ours(step, found):
             self.say(f"{step.title} was there before: it is used, and will not be deleted")
+        elif guessed:
+            self.say(f"{step.title} was asked for, and nobody said that it was made: what has its name is taken for it")
         if found.note:
             self.say(found.note)
         if makes or found.trouble is None:
@@ -210,7 +213,8 @@ class Walk:
         else:
             self.say(str(found.trouble))
         if self._is_ours(step, found):
-            self.record.put(step.kind, step.name, found.id)
+            put = self.record.guess if guessed else self.record.put
+            put(step.kind, step.name, found.id)
         return found.id
 
     def _redo(self, step: Step, found: Found | None) -> tuple[Command, ...] | None:
@@ -226,18 +230,25 @@ class Walk:
                     _usable(found)
 
     def _make(self, step: Step, facts: Facts) -> None:
-        """What was refused before anything was done is not noted as asked for: whoever makes it later, it is theirs."""
+        """What was plainly not made is not noted as asked for: whoever makes it later, it is theirs."""
         asked_before = self.record.of(step.kind, step.name) is not None
         self.record.put(step.kind, step.name)
         for number, command in enumerate(step.make(facts)):
             answer = self.programs.run(command)
             if answer.code == 0:
                 continue
-            if number == 0 and answer.says_refused:
+            if number == 0 and not answer.leaves_open:
                 theirs = answer.says_there and not asked_before
-                if theirs or step.find(self.programs, facts) is None:
+                if theirs or self._is_absent(step, facts):
                     self.record.drop(step.kind, step.name)
             raise self.programs.failure(command.words, answer)
+
+    def _is_absent(self, step: Step, facts: Facts) -> bool:
+        """Whether it is not there for certain. What failed before this look is what a user has to hear of."""
+        try:
+            return step.find(self.programs, facts) is None
+        except (ServiceError, AccessError):
+            return False
 
     def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
         """Its id: the one of before, or the one that is new since then, also where a program refuses to do it twice.
@@ -286,6 +297,11 @@ class Walk:
         """By what was written down; of the same name, but another id, it is somebody else's."""
         made = self.record.of(step.kind, step.name)
         return made is not None and made.id in ("", found.id)
+
+    def is_guessed(self, step: Step) -> bool:
+        """Whether what was asked for from here is known by its name alone."""
+        made = self.record.of(step.kind, step.name)
+        return made is not None and made.is_guessed
 
     def inventory(self) -> Inventory:
         """Ask for all that was made here. Raises the first failure: an outage is no answer."""

@@ -153,6 +153,23 @@ def test_a_program_ends_its_work_after_ctrl_c_and_is_killed_by_another(cli: Cli,
     assert "infra.made.json has cluster here" in said and "`rankzero cluster delete -f infra.yaml` takes it" in said
 
 
+def test_data_that_may_be_others_are_not_deleted_without_asking(cli: Cli, tmp_path: Path) -> None:
+    """They are known by their name alone: a colleague may have made them since."""
+    installed(tmp_path / "bin", "nebius", "helm", "kubectl")
+    Path("infra.yaml").write_text(NEBIUS)
+    assert cli("cluster create -f infra.yaml").code == 0
+    entries = json.loads(Path("infra.made.json").read_text())
+    entries["filesystem/mk8s-csi-storage"]["id"] = ""
+    Path("infra.made.json").write_text(json.dumps(entries))
+    agreed = cli("cluster delete -f infra.yaml --with-data")
+    assert agreed.code == 2 and "filesystem mk8s-csi-storage will be deleted WITH ALL THAT IS ON IT" in agreed.out
+    assert "it is taken for that by its name alone" in agreed.out
+    done = cli("cluster delete -f infra.yaml --with-data --yes")
+    assert done.code == 0 and "filesystem mk8s-csi-storage stays" in done.out and "without --yes asks" in done.out
+    things = json.loads(Path("state.json").read_text())["things"]
+    assert list(things["filesystem"]) == ["mk8s-csi-storage"] and not things["cluster"]
+
+
 def test_one_command_at_a_time(cli: Cli, tmp_path: Path) -> None:
     installed(tmp_path / "bin", "kind", "kubectl")
     Path("infra.yaml").write_text(KIND)

@@ -624,6 +624,9 @@ REFUSALS = {
     "a right": "rpc error: code = PermissionDenied desc = no",
     "a quota": "rpc error: code = ResourceExhausted desc = Quota limit exceeded",
     "a name": "rpc error: code = AlreadyExists desc = made a moment ago by another",
+    "a flag": "Error: unknown flag: --block-size-bytes",
+    "a size": "rpc error: code = OutOfRange desc = size is too big",
+    "a project": "rpc error: code = NotFound desc = project not found",
 }
 
 
@@ -649,6 +652,40 @@ def test_what_was_made_in_spite_of_a_refusal_is_ours(bench: Bench) -> None:
     bench.create()
     bench.delete(with_data=True)
     assert bench.things == {}
+
+
+OPEN = "rpc error: code = DeadlineExceeded desc = nobody knows"
+
+
+def test_what_is_taken_for_ours_by_its_name_is_said_to_be(bench: Bench) -> None:
+    """After a time limit nobody knows whether it was made, or who made what is there."""
+    bench.state.update(refuse=["filesystem", "create"], said=OPEN)
+    with pytest.raises(RankzeroError, match="nobody knows"):
+        bench.create()
+    bench.state["refuse"] = []
+    bench.state["things"]["filesystem"] = {"mk8s-csi-storage": {"id": "perhaps-theirs", "looks": 0}}
+    for _ in range(2):
+        bench.create()
+    said = "filesystem mk8s-csi-storage was asked for, and nobody said that it was made: what has its name is taken"
+    assert len([one for one in bench.said if one.startswith(said)]) == 2
+    walk = bench.walk()
+    assert [step.kind for step in walk.inventory().ours if walk.is_guessed(step)] == ["filesystem"]
+
+
+def test_what_failed_is_said_and_not_that_nobody_could_look_afterwards(bench: Bench) -> None:
+    walk, expired = bench.walk(), "rpc error: code = Unauthenticated desc = token expired"
+    run = walk.programs.run
+
+    def expires(command: Command) -> Answer:
+        if {"filesystem", "create"} <= set(command.words):
+            bench.state.update(refuse=["filesystem"], said=expired)
+        return run(command)
+
+    walk.programs.run = expires  # type: ignore[method-assign]
+    with pytest.raises(AccessError) as raised:
+        walk.create()
+    assert raised.value.problems[0].where == "nebius compute filesystem create"
+    assert "filesystem mk8s-csi-storage" in Record(bench.file).titles, "it may have been made"
 
 
 def test_a_right_that_is_missing(bench: Bench) -> None:
