@@ -90,20 +90,51 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         return 1, "", f"Error: rpc error: code = NotFound desc = {kind} {name} not found"
     thing = things[name]
     thing["looks"] -= 1
-    status = {"state": thing.get("state") or ("PROVISIONING" if thing["looks"] >= 0 else "RUNNING")}
+    status: dict[str, Any] = {"state": thing.get("state") or ("PROVISIONING" if thing["looks"] >= 0 else "RUNNING")}
     thing["looks"] = max(0, thing["looks"])
     count = thing.get("options", {}).get("--fixed-node-count")
     spec = {"fixed_node_count": count} if count else {}  # a number as text, as protobuf's JSON has it
-    if kind == "node-group":
-        spec |= {"template": template(thing["options"])}
+    if "options" in thing:
+        spec |= SPECS[kind](thing["options"])
+    if kind == "cluster" and "options" in thing:
+        public = thing["options"]["--control-plane-endpoints-public-endpoint"] == "true"
+        endpoints = {"private_endpoint": "10.0.0.1", **({"public_endpoint": "1.2.3.4"} if public else {})}
+        status["control_plane"] = {"endpoints": endpoints}
     return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "spec": spec, "status": status}), ""
 
 
-def template(options: Mapping[str, str]) -> dict[str, Any]:
-    """What hosts of a group are, as the service tells it."""
+def of_cluster(options: Mapping[str, str]) -> dict[str, Any]:
+    told = {"version": options.get("--control-plane-version"), "subnet_id": options["--control-plane-subnet-id"]}
+    return {"control_plane": told}
+
+
+def of_group(options: Mapping[str, str]) -> dict[str, Any]:
     told = json.loads(options.get("--", "{}")).get("spec", {}).get("template", {})
     resources = {name: options[f"--template-resources-{name}"] for name in ("platform", "preset")}
-    return {"resources": resources, "filesystems": told.get("filesystems", [])}
+    size, kind = options["--template-boot-disk-size-gibibytes"], options["--template-boot-disk-type"]
+    template = {
+        "resources": resources,
+        "filesystems": told.get("filesystems", []),
+        "boot_disk": {"size_bytes": str(int(size) * 2**30), "type": kind.upper()},
+        "service_account_id": options.get("--template-service-account-id", ""),
+    }
+    if drivers := options.get("--template-gpu-settings-drivers-preset"):
+        template["gpu_settings"] = {"drivers_preset": drivers}
+    return {"template": template}
+
+
+def of_filesystem(options: Mapping[str, str]) -> dict[str, Any]:
+    block = options["--block-size-bytes"]
+    return {"size_gibibytes": options["--size-gibibytes"], "type": options["--type"].upper(), "block_size_bytes": block}
+
+
+SPECS: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
+    "cluster": of_cluster,
+    "node-group": of_group,
+    "filesystem": of_filesystem,
+    "service-account": lambda _options: {},
+}
+"""What things are, as the service tells it, by what they were asked for with."""
 
 
 def deleted(there: dict[str, dict[str, Any]], kind: str, id: str) -> Answer:

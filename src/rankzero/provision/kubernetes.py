@@ -37,7 +37,10 @@ def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
         # a list has those in all states by a flag that helm 4 has not, and a history has by none
         words = ("helm", "history", chart.name, "--max", "1", "--kube-context", facts["kubeconfig"], "--output", "json")
         revisions = programs.ask_for_json(*words)
-        return _release(chart.name, revisions[-1], facts["kubeconfig"]) if revisions else None
+        found = _release(chart.name, revisions[-1], facts["kubeconfig"]) if revisions else None
+        installed = revisions[-1].get("chart") if revisions else None
+        title, wanted = f"the release {chart.name}", f"{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}"
+        return found and compared(found, title, {"chart": (installed, wanted)})
 
     def make(facts: Facts) -> list[Command]:
         file = f"./{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}.tgz"
@@ -73,6 +76,17 @@ def _release(name: str, newest: Mapping[str, Any], context: str) -> Found | None
     return Found(name, trouble=trouble, redo=redo)
 
 
+def compared(found: Found, title: str, fields: Mapping[str, tuple[object, object]]) -> Found:
+    """What is there, with a note of each field that is another than the file says now, as (has, wanted): nobody changes
+    it. None on either side: nobody says."""
+    others = [
+        f"{title} has {field} {has}, and is to have {wanted}: it stays as it is"
+        for field, (has, wanted) in fields.items()
+        if has is not None and wanted is not None and str(has).lower() != str(wanted).lower()
+    ]
+    return replace(found, notes=(*found.notes, *others))
+
+
 def sized(found: Found, title: str, has: int, wanted: int, more: str) -> Found:
     """What holds hosts, with what there is to say where it holds another number: nobody makes those that are missing,
     and `more` says how to get them."""
@@ -80,7 +94,7 @@ def sized(found: Found, title: str, has: int, wanted: int, more: str) -> Found:
         return found
     what = f"{title} has {counted(has, 'host')}, and is to have {wanted}"
     if has > wanted:
-        return replace(found, note=f"{what}: it stays as it is")
+        return replace(found, notes=(*found.notes, f"{what}: it stays as it is"))
     hint = f"{more}; or set nodes.count back to {has}"
     return replace(found, trouble=ConfigError(what, where="nodes.count", hint=hint))
 

@@ -29,7 +29,7 @@ class Found:
     has that."""
     redo: tuple[Command, ...] | None = None
     """It was left half made, which is its trouble: what is ours is put right by these, and made once more."""
-    note: str = ""
+    notes: tuple[str, ...] = ()
     """In what it is not what was asked for, where that stops nothing."""
 
 
@@ -140,10 +140,22 @@ class Walk:
             if found is not None and redo is None:
                 facts[step.kind] = _usable(found).id
                 planned.append((step, None))
+                for note in found.notes:
+                    self.say(note)
             else:
+                known = self._noted(step, step.among, facts) if look and step.among is not None else None
+                facts |= {step.kind: known} if known is not None else {}
                 unknown[step.kind] = f"<{step.kind}>"
                 planned.append((step, [*(redo or ()), *step.make({**unknown, **facts})]))
         return planned
+
+    def _noted(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str | None:
+        """The id of what is done each time, where it is there from before."""
+        made = self.record.of(step.kind, step.name)
+        within = "" if step.inside is None else facts.get(step.inside)
+        if made is None or not made.id or made.within not in ("", within):
+            return None
+        return made.id if made.id in among(self.programs) else None
 
     def create(self, kinds: Collection[str] | None = None) -> dict[str, str]:
         """Make what is not there, in order, and wait for it; returns the ids. With `kinds` no more than these, from
@@ -206,8 +218,8 @@ class Walk:
             self.say(f"{step.title} was there before: it is used, and will not be deleted")
         elif guessed:
             self.say(f"{step.title} was asked for, and nobody said that it was made: what has its name is taken for it")
-        if found.note:
-            self.say(found.note)
+        for note in found.notes:
+            self.say(note)
         if makes or found.trouble is None:
             found = self._ready(step, facts, found)
         else:

@@ -441,6 +441,49 @@ def test_hosts_that_are_more_than_asked_for_are_used_and_named(tmp_path: Path, t
     assert [one for one in bench.said if "has 2 hosts, and is to have 1: it stays as it is" in one]
 
 
+CHANGES = {
+    "gpu-h100-sxm": "gpu-h200-sxm",
+    "1gpu-16vcpu-200gb": "8gpu-128vcpu-1600gb",
+    "drivers: cuda12": "drivers: cuda12.8",
+    "boot_disk_gib: 1000": "boot_disk_gib: 500",
+    "size_gib: 2000": "size_gib: 8000",
+    "block_size_bytes: 4096": "block_size_bytes: 8192",
+    '"1.30"': '"1.31"',
+    "version: 0.1.2": "version: 0.1.5",
+    "provider: nebius": "provider: nebius\npublic_endpoint: false\nsubnet: subnet-2",
+}
+
+
+def test_what_was_changed_in_the_file_since_is_said(bench: Bench) -> None:
+    bench.create()
+    for act in (bench.create, bench.walk().plan):
+        before = len(bench.said)
+        act()
+        assert not [one for one in bench.said[before:] if "stays as it is" in one], "what is as it was asked for"
+    text = NEBIUS
+    for old, new in CHANGES.items():
+        assert old in text
+        text = text.replace(old, new)
+    bench.file.write_text(text)
+    changes = len(bench.changes())
+    for act in (bench.create, lambda: bench.walk().plan()):
+        before = len(bench.said)
+        act()
+        said = [one for one in bench.said[before:] if "stays as it is" in one]
+        assert len(said) == 10, said
+        assert "node-group mk8s-node-group-reza has platform gpu-h100-sxm, and is to have gpu-h200-sxm" in said[5]
+        assert "filesystem mk8s-csi-storage has size_gib 2000, and is to have 8000: it stays as it is" in said
+    assert not [one for one in bench.changes()[changes:] if "get-credentials" not in one]
+
+
+def test_a_plan_of_what_is_all_there_has_nothing_to_make(bench: Bench) -> None:
+    """But access, which create gives each time."""
+    bench.create()
+    assert [step.kind for step, commands in bench.walk().plan() if commands] == ["kubeconfig"]
+    bench.state["contexts"].clear()
+    assert [step.kind for step, commands in bench.walk().plan() if commands] == ["kubeconfig", "chart"]
+
+
 def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Bench) -> None:
     """One that grows and shrinks by itself, say."""
     bench.create()
@@ -448,7 +491,7 @@ def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Benc
     programs = StandIns(bench.state, bench.file.parent)
     (step,) = [one for one in provider("nebius").steps(bench.spec) if one.kind == "node-group"]
     found = step.find(programs, {"cluster": "cluster-reza-k8s1", "filesystem": "filesystem-mk8s-csi-storage"})
-    assert found is not None and found.trouble is None and found.note == ""
+    assert found is not None and found.trouble is None and found.notes == ()
 
 
 @pytest.mark.parametrize("status", ["pending-install", "failed", "uninstalling"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankzero.errors import ConfigError, ServiceError
-from rankzero.provision.kubernetes import Labels, access, helm_release, nodes_ready, sized
+from rankzero.provision.kubernetes import Labels, access, compared, helm_release, nodes_ready, sized
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Find, Found, Step
 from rankzero.spec.infra_spec import FilesystemSpec, InfraSpec, NodesSpec
@@ -73,7 +73,18 @@ def _cluster(spec: InfraSpec) -> Step:
     def remove(facts: Facts) -> list[Command]:
         return [_nebius("mk8s", "cluster", "delete", "--id", facts["cluster"])]
 
-    return Step("cluster", spec.name, _by_name("mk8s", "cluster", name=spec.name), make, remove, needs=("subnet",))
+    def judge(found: Found, value: Mapping[str, Any], _facts: Facts) -> Found:
+        has = (value.get("spec") or {}).get("control_plane") or {}
+        endpoints = ((value.get("status") or {}).get("control_plane") or {}).get("endpoints")
+        fields = {
+            "kubernetes_version": (has.get("version") or None, spec.kubernetes_version),
+            "subnet": (has.get("subnet_id"), spec.subnet),
+            "public_endpoint": (bool(endpoints.get("public_endpoint")) if endpoints else None, spec.public_endpoint),
+        }
+        return compared(found, f"cluster {spec.name}", fields)
+
+    find = _by_name("mk8s", "cluster", name=spec.name, judge=judge)
+    return Step("cluster", spec.name, find, make, remove, needs=("subnet",))
 
 
 def _account(name: str) -> Step:
@@ -95,7 +106,16 @@ def _filesystem(spec: FilesystemSpec) -> Step:
     def remove(facts: Facts) -> list[Command]:
         return [_nebius("compute", "filesystem", "delete", "--id", facts["filesystem"])]
 
-    find = _by_name("compute", "filesystem", name=spec.name)
+    def judge(found: Found, value: Mapping[str, Any], _facts: Facts) -> Found:
+        has = value.get("spec") or {}
+        fields = {
+            "size_gib": (_gib(has), spec.size_gib),
+            "type": (has.get("type"), spec.type),
+            "block_size_bytes": (has.get("block_size_bytes"), spec.block_size_bytes),
+        }
+        return compared(found, f"filesystem {spec.name}", fields)
+
+    find = _by_name("compute", "filesystem", name=spec.name, judge=judge)
     return Step("filesystem", spec.name, find, make, remove, data=True)
 
 
@@ -121,6 +141,7 @@ def _node_group(spec: InfraSpec) -> Step:
         trouble = None if shared is None else _not_attached(shared, nodes, found.id, value, facts.get("filesystem"))
         if trouble is not None:
             return replace(found, trouble=trouble)
+        found = compared(found, f"node-group {nodes.name}", _of_hosts(nodes, value, facts))
         has = str((value.get("spec") or {}).get("fixed_node_count") or "")
         if not has.isdigit():  # it grows and shrinks by itself
             return found
@@ -156,6 +177,29 @@ def _not_attached(
         "the same command then makes them with it; or leave filesystem and chart out"
     )
     return ConfigError(what, where="filesystem", hint=hint)
+
+
+def _of_hosts(nodes: NodesSpec, value: Mapping[str, Any], facts: Facts) -> dict[str, tuple[object, object]]:
+    """What its hosts are by the service and by the file."""
+    has = (value.get("spec") or {}).get("template") or {}
+    resources, disk = has.get("resources") or {}, has.get("boot_disk") or {}
+    account = facts.get("service-account")
+    return {
+        "platform": (resources.get("platform"), nodes.platform),
+        "preset": (resources.get("preset"), nodes.preset),
+        "drivers": ((has.get("gpu_settings") or {}).get("drivers_preset", "none") if has else None, nodes.drivers),
+        "boot_disk_type": (disk.get("type"), nodes.boot_disk_type),
+        "boot_disk_gib": (_gib(disk), nodes.boot_disk_gib),
+        "service account": (has.get("service_account_id", "none") if has else None, account),
+    }
+
+
+def _gib(disk: Mapping[str, Any]) -> str | None:
+    """Its size, in whichever unit the service says it; None: it does not."""
+    for power, unit in enumerate(("gibibytes", "mebibytes", "kibibytes", "bytes")):
+        if f"size_{unit}" in disk:
+            return f"{float(disk[f'size_{unit}']) / 1024**power:g}"
+    return None
 
 
 def _of_the_group(labels: Sequence[Labels], facts: Facts) -> list[bool]:
