@@ -55,12 +55,14 @@ class Provisioning:
         from rankzero.provision.providers import provider as provider_of
         from rankzero.provision.record import Record
         from rankzero.provision.steps import Walk
-        from rankzero.spec.infra_load import load_infra_spec
+        from rankzero.spec.infra_load import load_infra_spec, unread_of_infra
         from rankzero.spec.load import Setting
 
         chosen = [] if provider is None else [Setting("provider", provider, "--provider", keep_existing=True)]
         loaded = load_infra_spec(file, chosen, env=os.environ)
         self.spec: InfraSpec = loaded.spec
+        self.unread = unread_of_infra(loaded)
+        """Fields that the file has, and of which its provider makes nothing."""
         if provider is not None and provider != self.spec.provider:
             what = f"the file says {self.spec.provider}"
             raise ConfigError(what, where=f"--provider {provider}", hint=f"see {loaded.where('provider')}")

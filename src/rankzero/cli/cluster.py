@@ -14,7 +14,7 @@ import typer
 
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import JsonOption
-from rankzero.cli.output import tell
+from rankzero.cli.output import print_warning, tell
 from rankzero.errors import ConfigError, UsageError
 from rankzero.spec.providers import Provider
 
@@ -42,6 +42,7 @@ def plan(file: FileOption, provider: ProviderOption = None, as_json: JsonOption 
     from rankzero.cli.cluster_option import say
 
     wanted = opened(file, provider, say)
+    warn_of_the_unread(wanted)
     try:
         wanted.require()
         look = True
@@ -60,6 +61,7 @@ def plan(file: FileOption, provider: ProviderOption = None, as_json: JsonOption 
 def create(file: FileOption, provider: ProviderOption = None) -> None:
     """Make what is not there, step by step. Given again after a failure, it goes on from there."""
     wanted = opened(file, provider)
+    warn_of_the_unread(wanted)
     wanted.require()
     tell("\n".join(shown(wanted.plan(look=False))))
     tell("this is all of it; what is there already is not made again\n")
@@ -162,6 +164,12 @@ def _deleted_by(step: Step, deletion: Deletion) -> str:
     if step in deletion.guessed:
         return "--with-data without --yes asks before it deletes it, too"
     return "--with-data deletes it, too"
+
+
+def warn_of_the_unread(wanted: Provisioning) -> None:
+    """Fields that change nothing of what is made."""
+    for problem in wanted.unread:
+        print_warning(problem)
 
 
 def opened(file: str, provider: str | None, say: Callable[[str], None] = tell) -> Provisioning:

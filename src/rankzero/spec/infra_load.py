@@ -27,6 +27,16 @@ def load_infra_spec(
     return load_spec(InfraSpec, path, overrides, env=env, renames=RENAMES, check=check_infra)
 
 
+def unread_of_infra(loaded: Loaded[InfraSpec]) -> list[Problem]:
+    """Fields without effect that the file has: no error, since what is made is the same without them."""
+    provider = loaded.spec.provider
+    return [
+        Problem(f"{provider} makes nothing of it", loaded.where(field), "leave it out")
+        for field in PROVIDERS[provider].unread
+        if loaded.source(field) is not None
+    ]
+
+
 def check_infra(spec: InfraSpec, doubtful: Collection[str] = ()) -> list[Problem]:
     """What contradicts each other, each at the field to change. Sections in `doubtful` are left out."""
     sections = {field.split(".")[0] for field in doubtful}
@@ -46,9 +56,11 @@ def check_infra(spec: InfraSpec, doubtful: Collection[str] = ()) -> list[Problem
     problems = [Problem(f"{spec.provider} has no use for it", field, "leave it out") for field in unable]
     problems += [Problem(f"{spec.provider} needs it", field, "see docs/provision.md") for field in missing]
     version = spec.kubernetes_version
-    if section.whole_version and version is not None and version.count(".") < 2:
-        hint = "such as 1.36.1; or leave it out, for the newest"
-        problems.append(Problem(f"{spec.provider} needs the whole version, not {version}", "kubernetes_version", hint))
+    parts = section.version_parts
+    if version is not None and parts is not None and version.count(".") + 1 != parts:
+        hint = f"such as {'.'.join(['1', '36', '1'][:parts])}; or leave it out, for the newest"
+        what = f"{spec.provider} takes a version of {parts} parts, not {version}"
+        problems.append(Problem(what, "kubernetes_version", hint))
     if spec.chart is not None and spec.filesystem is None and not {"chart", "filesystem"} & sections and not unable:
         hint = "add filesystem: {name, size_gib}, or leave the chart out"
         problems.append(Problem("there is no file system for its volumes", "chart", hint))

@@ -15,14 +15,20 @@ class ProviderSection:
     """Fields that it has no use for."""
     needs: tuple[str, ...] = ()
     """Fields that it cannot do without."""
-    whole_version: bool = False
-    """It takes no version without its last part."""
+    unread: tuple[str, ...] = ()
+    """Fields of which it makes nothing, and which once were passed over."""
+    version_parts: int | None = None
+    """It takes versions of so many parts alone."""
 
 
 _NO_CLOUD = ("subnet", "filesystem", "chart", *(f"nodes.{name}" for name in ("platform", "preset", "drivers")))
 PROVIDERS: Mapping[str, ProviderSection] = {
-    "nebius": ProviderSection(needs=("nodes.platform", "nodes.preset")),
-    "kind": ProviderSection(cannot=(*_NO_CLOUD, "nodes.service_account"), whole_version=True),
+    "nebius": ProviderSection(needs=("nodes.platform", "nodes.preset"), version_parts=2),
+    "kind": ProviderSection(
+        cannot=(*_NO_CLOUD, "nodes.service_account"),
+        unread=("public_endpoint", "nodes.boot_disk_type", "nodes.boot_disk_gib"),
+        version_parts=3,
+    ),
 }
 
 if TYPE_CHECKING:

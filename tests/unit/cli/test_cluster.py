@@ -58,6 +58,16 @@ def test_another_provider_by_the_same_commands(cli: Cli, tmp_path: Path) -> None
     assert wrong.code == 78 and "the file says kind" in wrong.err
 
 
+def test_what_a_provider_makes_nothing_of_is_said(cli: Cli, tmp_path: Path) -> None:
+    installed(tmp_path / "bin", "kind", "kubectl")
+    Path("infra.yaml").write_text(KIND.replace("count: 2", "count: 2, boot_disk_gib: 500") + "public_endpoint: false\n")
+    for command in ("plan", "create"):
+        done = cli(f"cluster {command} -f infra.yaml")
+        assert done.code == 0 and "warning: infra.yaml:3 nodes.boot_disk_gib: kind makes nothing of it" in done.err
+        assert "infra.yaml:4 public_endpoint: kind makes nothing of it" in done.err and "boot_disk_type" not in done.err
+    assert cli("cluster delete -f infra.yaml --yes").err == ""
+
+
 def test_what_is_not_found_is_not_forgotten_without_asking(cli: Cli, tmp_path: Path) -> None:
     """Another docker daemon, say, has none of it."""
     installed(tmp_path / "bin", "kind", "kubectl")

@@ -790,11 +790,14 @@ def test_every_problem_of_a_file_at_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_infra_spec(tmp_path / "infra.yaml", env={})
     assert "infra.yaml:4 subnet: kind has no use for it" in str(raised.value)
-    assert "kind needs the whole version" in str(raised.value)
+    assert "kind takes a version of 3 parts, not 1.30" in str(raised.value)
     (tmp_path / "infra.yaml").write_text("provider: nebius\nname: n\nnodes: {name: a}\n")
     with pytest.raises(ConfigError) as raised:
         load_infra_spec(tmp_path / "infra.yaml", env={})
     assert len(raised.value.problems) == 2, "platform and preset"
+    (tmp_path / "infra.yaml").write_text(NEBIUS.replace('"1.30"', '"1.30.4"'))
+    with pytest.raises(ConfigError, match=r"infra.yaml:5 kubernetes_version: nebius takes .* of 2 parts, not 1.30.4"):
+        load_infra_spec(tmp_path / "infra.yaml", env={})
 
 
 def test_several_hosts_in_containers(tmp_path: Path) -> None:
