@@ -155,7 +155,8 @@ def deleted(there: dict[str, dict[str, Any]], kind: str, id: str) -> Answer:
 def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     things = state["things"].setdefault("release", {})
     if rest[0] == "pull":
-        state["things"].setdefault("file", {})[f"./{rest[1].rpartition('/')[2]}-{options['--version']}.tgz"] = {}
+        file = Path(options["--destination"], f"{rest[1].rpartition('/')[2]}-{options['--version']}.tgz")
+        state["things"].setdefault("file", {})[str(file)] = {}
         return 0, "Pulled: …", ""
     name = rest[1]
     there = things.get(name, {"status": ""})
@@ -167,7 +168,7 @@ def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     if rest[0] == "rollback":
         there["status"] = "deployed"
         return 0, "", ""
-    assert options["--kube-context"] in ("nebius-mk8s",) and rest[2] in state["things"]["file"], rest
+    assert options["--kube-context"] in ("nebius-mk8s",) and str(Path(rest[2])) in state["things"]["file"], rest
     if there["status"].startswith(("pending", "uninstalling")):
         return 1, "", "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress"
     if there["status"] == "failed" and there["revision"] == 1:

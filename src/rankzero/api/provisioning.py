@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +67,16 @@ class Provisioning:
             what = f"the file says {self.spec.provider}"
             raise ConfigError(what, where=f"--provider {provider}", hint=f"see {loaded.where('provider')}")
         self._provider = provider_of(self.spec.provider)
-        self._programs = Programs(os.environ, say, file.absolute().parent)
+        self._programs = Programs(os.environ, say)
         steps, seconds = self._provider.steps(self.spec), float(self.spec.ready_timeout_seconds)
         self.walk: Walk = Walk(steps, self._programs, Record(file), say, seconds)
 
-    def require(self) -> None:
-        """Raise ConfigError for every program that is not installed."""
-        self._programs.require(self._provider.programs)
+    def require(self, steps: Iterable[Step] | None = None) -> None:
+        """Raise ConfigError for every program that these steps, or all, take and that is not installed."""
+        some = self.walk.steps if steps is None else steps
+        self._programs.require(
+            dict.fromkeys((*self._provider.programs, *(name for one in some for name in one.programs)))
+        )
 
     def plan(self, *, look: bool = True) -> list[Planned]:
         """What making it would run. Changes nothing; without `look`, runs nothing either."""

@@ -77,7 +77,7 @@ def create(file: FileOption, provider: ProviderOption = None) -> None:
 def credentials(file: FileOption, provider: ProviderOption = None) -> None:
     """Give this machine's kubeconfig access to a cluster that is there."""
     wanted = opened(file, provider)
-    wanted.require()
+    wanted.require(wanted.walk.taken(["kubeconfig"]))
     with changing(wanted, file):
         context = wanted.credentials()
     tell(f"context: {context}")
@@ -94,7 +94,7 @@ def delete(
 ) -> None:
     """Take down what create made, and nothing else. File systems stay, unless asked for."""
     wanted = opened(file, provider)
-    wanted.require()
+    wanted.require(wanted.walk.noted())
     with changing(wanted, file):
         _delete(wanted, wanted.deletion(with_data=with_data, asks=not yes), yes)
 

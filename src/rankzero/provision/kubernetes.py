@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, ServiceError
@@ -31,7 +32,8 @@ def _contexts(programs: Programs) -> list[str]:
 
 
 def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
-    """A chart's release: fetched, then installed from the file, so that what is installed is what was looked at."""
+    """A chart's release: fetched into infra.yaml's directory, then installed from the file, so that what is there is
+    what was looked at."""
 
     def find(programs: Programs, facts: Facts) -> Found | None:
         # a list has those in all states by a flag that helm 4 has not, and a history has by none
@@ -43,18 +45,20 @@ def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
         return found and compared(found, title, {"chart": (installed, wanted)})
 
     def make(facts: Facts) -> list[Command]:
-        file = f"./{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}.tgz"
+        file = Path(facts["directory"], f"{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}.tgz")
+        path = str(file) if file.is_absolute() else f"./{file}"  # without a directory it would be looked for elsewhere
         settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         there = ("--kube-context", facts["kubeconfig"])
         return [
-            Command(("helm", "pull", chart.ref, "--version", chart.version)),
-            Command(("helm", "upgrade", chart.name, file, "--install", *settings, *there)),
+            Command(("helm", "pull", chart.ref, "--version", chart.version, "--destination", str(file.parent))),
+            Command(("helm", "upgrade", chart.name, path, "--install", *settings, *there)),
         ]
 
     def remove(facts: Facts) -> list[Command]:
         return [Command(("helm", "uninstall", chart.name, "--kube-context", facts["kubeconfig"]))]
 
-    return Step("chart", chart.name, find, make, remove, needs=("kubeconfig",), inside="cluster")
+    needs = ("kubeconfig",)
+    return Step("chart", chart.name, find, make, remove, needs=needs, inside="cluster", programs=("helm",))
 
 
 def _release(name: str, newest: Mapping[str, Any], context: str) -> Found | None:

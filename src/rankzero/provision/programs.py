@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
@@ -87,10 +86,10 @@ class Answer:
 class Programs:
     """Those of this machine."""
 
-    def __init__(self, env: Mapping[str, str], say: Say, directory: Path, pass_on: Say = write_stderr) -> None:
-        """`directory` is where they run; `pass_on` takes what those that take long say, whole lines."""
-        self._env, self._say, self._redact, self._directory = dict(env), say, Redactor(env), directory
-        self._pass_on = pass_on
+    def __init__(self, env: Mapping[str, str], say: Say, pass_on: Say = write_stderr) -> None:
+        """They run where this process does: KUBECONFIG and PATH may have relative paths. `pass_on` takes whole lines of
+        what those that take long say."""
+        self._env, self._say, self._redact, self._pass_on = dict(env), say, Redactor(env), pass_on
 
     def require(self, names: Iterable[str]) -> None:
         """Raise ConfigError for every one that is not installed."""
@@ -166,7 +165,6 @@ class Programs:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=writing,
-                cwd=self._directory,
                 env=self._env,
                 executable=shutil.which(program, path=self._env.get("PATH")),
             )

@@ -14,7 +14,7 @@ from rankzero.spec.infra_spec import InfraSpec
 
 LOOK_SECONDS = 15.0
 Facts = Mapping[str, str]
-"""Id of each thing by its kind, or whatever commands call it."""
+"""Id of each thing by its kind, or whatever commands call it; and `directory`, where infra.yaml is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Step:
     """Kind of the step that it is gone with."""
     data: bool = False
     """People's data are on it."""
+    programs: tuple[str, ...] = ()
+    """That it takes besides those of its provider."""
     place: bool = False
     """All that is made is in it. Nothing is made, found or deleted for the same infra.yaml in another one."""
 
@@ -94,7 +96,7 @@ class Provider(Protocol):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """That have to be installed."""
+        """That have to be installed, whichever steps are taken."""
 
     def steps(self, spec: InfraSpec) -> list[Step]:
         """In the order in which they are made. One of them is the kind `kubeconfig`, whose id is the context."""
@@ -127,6 +129,21 @@ class Walk:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
+    @property
+    def _here(self) -> Facts:
+        return {"directory": str(self.record.path.parent)}
+
+    def taken(self, kinds: Collection[str]) -> list[Step]:
+        """What `create` takes with these kinds."""
+        wanted = self._with_needs(kinds)
+        return [step for step in self.steps if step.kind in wanted]
+
+    def noted(self) -> list[Step]:
+        """What is to be asked for to delete it: all that was made here and is not gone with something else."""
+        noted = [step for step in self.steps if self.record.of(step.kind, step.name) is not None]
+        kinds = [step.kind for step in noted]
+        return [step for step in noted if step.inside not in kinds]
+
     def plan(self, *, look: bool = True) -> list[tuple[Step, list[Command] | None]]:
         """Each step with the commands that would make it; None where it is there. Changes nothing. Without `look`
         nobody is asked what is there."""
@@ -146,7 +163,7 @@ class Walk:
                 known = self._noted(step, step.among, facts) if look and step.among is not None else None
                 facts |= {step.kind: known} if known is not None else {}
                 unknown[step.kind] = f"<{step.kind}>"
-                planned.append((step, [*(redo or ()), *step.make({**unknown, **facts})]))
+                planned.append((step, [*(redo or ()), *step.make({**self._here, **unknown, **facts})]))
         return planned
 
     def _noted(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str | None:
@@ -245,7 +262,7 @@ class Walk:
         """What was plainly not made is not noted as asked for: whoever makes it later, it is theirs."""
         asked_before = self.record.of(step.kind, step.name) is not None
         self.record.put(step.kind, step.name)
-        for number, command in enumerate(step.make(facts)):
+        for number, command in enumerate(step.make({**self._here, **facts})):
             answer = self.programs.run(command)
             if answer.code == 0:
                 continue
@@ -273,7 +290,7 @@ class Walk:
         before = among(self.programs)
         others = tuple(before) if known is None else known.others
         self.record.put(step.kind, step.name, known.id if known is not None else "", others, within)
-        for command in step.make(facts):
+        for command in step.make({**self._here, **facts}):
             answer = self.programs.run(command)
             if answer.code != 0 and not (answer.says_there and known is not None):
                 raise self.programs.failure(command.words, answer)

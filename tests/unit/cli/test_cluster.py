@@ -90,6 +90,31 @@ def test_what_is_not_found_is_not_forgotten_without_asking(cli: Cli, tmp_path: P
     assert "nothing that was made is there" in cli("cluster delete -f infra.yaml").out
 
 
+def test_of_another_directory_what_is_relative_stays_where_it_was_typed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path / "bin", "nebius", "helm", "kubectl")
+    monkeypatch.setenv("PATH", "bin")
+    Path("sub").mkdir()
+    Path("sub/infra.yaml").write_text(NEBIUS)
+    done = cli("cluster create -f sub/infra.yaml")
+    assert done.code == 0, done.err
+    assert "helm upgrade csi-mounted-fs-path ./sub/csi-mounted-fs-path-0.1.2.tgz" in done.out
+    assert "--version 0.1.2 --destination sub" in done.out
+
+
+def test_helm_is_asked_for_by_a_chart_alone(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed(tmp_path / "bin", "nebius", "kubectl")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    Path("infra.yaml").write_text(NEBIUS.partition("chart:")[0])
+    assert cli("cluster create -f infra.yaml").code == 0
+    Path("infra.yaml").write_text(NEBIUS)
+    refused = cli("cluster create -f infra.yaml")
+    assert refused.code == 78 and "the program helm is not installed" in refused.err
+    assert cli("cluster credentials -f infra.yaml").code == 0
+    assert cli("cluster delete -f infra.yaml --yes --with-data").code == 0
+
+
 def test_programs_that_are_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     Path("infra.yaml").write_text(NEBIUS)

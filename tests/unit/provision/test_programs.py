@@ -36,7 +36,7 @@ def test_a_login_that_waits_for_somebody_is_heard(tmp_path: Path, monkeypatch: p
             door.write_text("")  # until then the program waits
 
     env = {"PATH": f"{tmp_path}/bin", "LOGGED_IN": str(door), "NEBIUS_IAM_TOKEN": TOKEN}
-    answer = Programs(env, [].append, tmp_path, opens_the_link).run(Command(("nebius", "config", "get")))
+    answer = Programs(env, [].append, opens_the_link).run(Command(("nebius", "config", "get")))
     assert heard[0] == "open https://login/?state=1 to log in, [hidden]\n"
     assert (answer.code, answer.out, len(answer.err.splitlines())) == (0, "project-1\n", 2)
 
@@ -44,6 +44,14 @@ def test_a_login_that_waits_for_somebody_is_heard(tmp_path: Path, monkeypatch: p
 def test_one_that_is_quick_is_quiet(tmp_path: Path) -> None:
     program(tmp_path / "bin", "kind", "import sys; print(sys.stdin.read()); sys.exit('ERROR: no')")
     heard: list[str] = []
-    programs = Programs({"PATH": f"{tmp_path}/bin"}, [].append, tmp_path, heard.append)
+    programs = Programs({"PATH": f"{tmp_path}/bin"}, [].append, heard.append)
     answer = programs.run(Command(("kind", "get", "clusters"), "é" * 100_000))
     assert (answer.code, answer.err, len(answer.out), heard) == (1, "ERROR: no\n", 100_001, [])
+
+
+def test_relative_paths_are_those_of_who_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KUBECONFIG=./config, and a PATH with ./bin, are so for what was typed."""
+    program(tmp_path / "bin", "kubectl", "import os; print(os.path.realpath(os.environ['KUBECONFIG']))")
+    monkeypatch.chdir(tmp_path)
+    programs = Programs({"PATH": "bin", "KUBECONFIG": "config"}, [].append)
+    assert programs.ask("kubectl", "config", "get-contexts") == f"{os.path.realpath('config')}\n"

@@ -29,9 +29,9 @@ TOKEN = "very-secret-token-of-nebius"
 class StandIns(Programs):
     """The stand-ins, without a process for each."""
 
-    def __init__(self, state: State, directory: Path) -> None:
+    def __init__(self, state: State) -> None:
         self.said: list[str] = []
-        super().__init__({"NEBIUS_IAM_TOKEN": TOKEN}, self.said.append, directory)
+        super().__init__({"NEBIUS_IAM_TOKEN": TOKEN}, self.said.append)
         self.state = state
 
     def run(self, command: Command) -> Answer:
@@ -55,7 +55,7 @@ class Bench:
         return load_infra_spec(self.file, env={}).spec
 
     def walk(self) -> Walk:
-        programs = StandIns(self.state, self.file.parent)
+        programs = StandIns(self.state)
         programs.said = self.said
         programs._say = self.said.append
         steps = provider(self.spec.provider).steps(self.spec)
@@ -98,8 +98,10 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, NEBIUS)
 
 
-def test_every_command_of_before_is_run(bench: Bench) -> None:
+def test_every_command_of_before_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of the setup by hand that this replaces, and what is theirs alone."""
+    monkeypatch.chdir(tmp_path)
+    bench = Bench(Path(), NEBIUS)
     assert bench.create()["kubeconfig"] == "nebius-mk8s"
     assert bench.delete(with_data=True) == ["node-group", "filesystem", "service-account", "cluster"]
     names = (ROOT / "tests/fixtures/seed_names/4-distilbert.txt").read_text(encoding="utf-8").splitlines()
@@ -488,7 +490,7 @@ def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Benc
     """One that grows and shrinks by itself, say."""
     bench.create()
     del bench.state["things"]["node-group"]["mk8s-node-group-reza"]["options"]["--fixed-node-count"]
-    programs = StandIns(bench.state, bench.file.parent)
+    programs = StandIns(bench.state)
     (step,) = [one for one in provider("nebius").steps(bench.spec) if one.kind == "node-group"]
     found = step.find(programs, {"cluster": "cluster-reza-k8s1", "filesystem": "filesystem-mk8s-csi-storage"})
     assert found is not None and found.trouble is None and found.notes == ()
@@ -732,7 +734,7 @@ def test_what_failed_is_said_and_not_that_nobody_could_look_afterwards(bench: Be
 
 
 def test_a_right_that_is_missing(bench: Bench) -> None:
-    programs = StandIns(bench.state, bench.file.parent)
+    programs = StandIns(bench.state)
     refused = Answer(1, "", "rpc error: code = PermissionDenied desc = no")
     assert isinstance(programs.failure(("nebius", "mk8s"), refused), AccessError)
 

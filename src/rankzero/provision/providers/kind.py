@@ -18,11 +18,7 @@ class Kind:
 
     def steps(self, spec: InfraSpec) -> list[Step]:
         """The cluster, access to it, and whether its hosts are ready."""
-
-        def workers(labels: Sequence[Labels], _facts: Facts) -> list[bool]:
-            return [spec.nodes.count == 1 or _CONTROL_PLANE not in one for one in labels]
-
-        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count, workers)]
+        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count, _workers)]
 
 
 PROVIDER = Kind()
@@ -72,6 +68,12 @@ def _half_made(programs: Programs, name: str) -> ServiceError | None:
     if answer.code != 0:
         raise programs.failure(command.words, answer)
     return None
+
+
+def _workers(labels: Sequence[Labels], _facts: Facts) -> list[bool]:
+    """Where there is none, the control plane does the work."""
+    workers = [_CONTROL_PLANE not in one for one in labels]
+    return workers if any(workers) else [True for _ in labels]
 
 
 def _kubeconfig(spec: InfraSpec) -> Step:

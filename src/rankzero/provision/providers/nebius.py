@@ -23,7 +23,7 @@ _LOST = ("ERROR", "FAILED", "DELETING")
 class Nebius:
     """The `nebius` program, logged in."""
 
-    programs = ("nebius", "helm", "kubectl")
+    programs = ("nebius", "kubectl")
 
     def steps(self, spec: InfraSpec) -> list[Step]:
         """Project, control plane, access, account, file system, hosts, driver, then whether the hosts are ready.
