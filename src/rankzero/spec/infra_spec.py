@@ -30,9 +30,9 @@ class NodesSpec(Section):
     drivers: Text | None = None
     """Preset of the GPU drivers, such as cuda12; absent: the image's."""
     boot_disk_type: Text = "network_ssd"
-    """Kind of each host's own disk."""
+    """Kind of each host's own disk; the provider kind has none."""
     boot_disk_gib: PositiveInt = 100
-    """Size of each host's own disk."""
+    """Size of each host's own disk; the provider kind has none."""
     service_account: DnsLabel | None = None
     """Name of the account that hosts have; made where there is none. Absent: they have none."""
 
@@ -75,11 +75,12 @@ class InfraSpec(Section):
     name: DnsLabel
     """Name of the cluster."""
     kubernetes_version: Version | None = None
-    """Version of the control plane, such as 1.30; absent: the provider's newest."""
+    """Version of the control plane, of two parts for nebius (1.30), of three for kind (1.36.1); absent: the provider's
+    newest."""
     subnet: Text | None = None
     """Id of the control plane's subnet; absent: the first one of the project."""
     public_endpoint: bool = True
-    """Whether the cluster's API can be reached from outside."""
+    """Whether the cluster's API can be reached from outside; the provider kind makes nothing of it."""
     nodes: NodesSpec
     """Its hosts."""
     filesystem: FilesystemSpec | None = None
