@@ -38,7 +38,7 @@ def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
     def find(programs: Programs, facts: Facts) -> Found | None:
         # a list has those in all states by a flag that helm 4 has not, and a history has by none
         words = ("helm", "history", chart.name, "--max", "1", "--kube-context", facts["kubeconfig"], "--output", "json")
-        revisions = programs.ask_for_json(*words)
+        revisions = programs.ask_for_list(*words)
         found = _release(chart.name, revisions[-1], facts["kubeconfig"]) if revisions else None
         installed = revisions[-1].get("chart") if revisions else None
         title, wanted = f"the release {chart.name}", f"{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}"

@@ -105,14 +105,16 @@ class Programs:
         return answer.out
 
     def ask_for_object(self, *words: str) -> dict[str, Any] | None:
-        """As `ask_for_json`, of what is one thing."""
-        value = self.ask_for_json(*words)
-        if not isinstance(value, dict | None):
-            raise self._odd(words)
+        """The JSON that it printed; None: it says that there is no such thing. Raises ServiceError, AccessError."""
+        value: dict[str, Any] | None = self._json(words, dict)
         return value
 
-    def ask_for_json(self, *words: str) -> Any:
-        """What it printed; None: it says that there is no such thing. Raises ServiceError, AccessError."""
+    def ask_for_list(self, *words: str) -> list[Any] | None:
+        """As `ask_for_object`."""
+        value: list[Any] | None = self._json(words, list)
+        return value
+
+    def _json(self, words: tuple[str, ...], kind: type) -> Any:
         answer = self.run(Command(words))
         if answer.says_absent:
             return None
@@ -121,13 +123,11 @@ class Programs:
         try:
             value = json.loads(answer.out)
         except ValueError:
-            raise self._odd(words) from None
+            value = None
+        if not isinstance(value, kind):
+            what = f"its answer is no JSON {'object' if kind is dict else 'array'}"
+            raise ServiceError(what, where=" ".join(words[:4]), hint="is it another program?")
         return value
-
-    def _odd(self, words: Sequence[str]) -> ServiceError:
-        return ServiceError(
-            "its answer is not the JSON of before", where=" ".join(words[:4]), hint="is it another program?"
-        )
 
     def do(self, command: Command) -> None:
         """Run what changes something. Raises ServiceError, AccessError."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.errors import ServiceError
 from rankzero.provision import programs as programs_module
 from rankzero.provision.programs import Command, Programs
 from tests.support.provider_programs import program
@@ -47,6 +48,13 @@ def test_one_that_is_quick_is_quiet(tmp_path: Path) -> None:
     programs = Programs({"PATH": f"{tmp_path}/bin"}, [].append, heard.append)
     answer = programs.run(Command(("kind", "get", "clusters"), "é" * 100_000))
     assert (answer.code, answer.err, len(answer.out), heard) == (1, "ERROR: no\n", 100_001, [])
+
+
+@pytest.mark.parametrize("printed", ["null", "[]", "Usage: …", ""])
+def test_an_answer_of_another_kind_is_no_word_that_there_is_nothing(tmp_path: Path, printed: str) -> None:
+    program(tmp_path / "bin", "nebius", f"print({printed!r})")
+    with pytest.raises(ServiceError, match="its answer is no JSON object"):
+        Programs({"PATH": f"{tmp_path}/bin"}, [].append).ask_for_object("nebius", "mk8s")
 
 
 def test_relative_paths_are_those_of_who_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
