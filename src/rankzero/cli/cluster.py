@@ -120,15 +120,18 @@ def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
 
 @contextmanager
 def changing(wanted: Provisioning, file: str) -> Iterator[None]:
-    """One command at a time, which after Ctrl-C says what it leaves."""
+    """One command at a time, which says what it leaves where it is stopped."""
     from rankzero.cli.cluster_option import say
+    from rankzero.cli.undoing import undone_where_stopped
 
-    with wanted.alone():
+    with undone_where_stopped(), wanted.alone():
         try:
             yield
-        except KeyboardInterrupt:
+        except BaseException as end:
+            if isinstance(end, Exception):
+                raise
             left = ", ".join(wanted.walk.record.titles) or "nothing"
-            what = f"interrupted; {wanted.walk.record.path} has {left}: the same command goes on from here"
+            what = f"stopped; {wanted.walk.record.path} has {left}: the same command goes on from here"
             say(f"{what}, and `rankzero cluster delete -f {shlex.quote(file)}` takes it down")
             raise
 

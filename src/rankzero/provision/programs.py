@@ -178,16 +178,18 @@ class Programs:
         return Answer(process.returncode, out.decode(errors="replace"), said.whole())
 
     def _ended(self, process: subprocess.Popen[bytes], command: Command, said: _Said) -> bytes:
-        """What it printed until its end. Ctrl-C it hears as well, from the terminal: what is killed in the middle of
-        its work leaves that half done, so it has the time that it takes, until somebody says so again."""
+        """What it printed until its end. Ctrl-C it hears as well, from the terminal; another stop it is told. Killed in
+        the middle of its work it would leave that half done: it has the time that it takes, until Ctrl-C."""
         said.start()
         try:
             return _printed(process, command.stdin.encode(), said)
-        except KeyboardInterrupt:
+        except BaseException as stop:
             said.let()
             if process.poll() is None:
+                if not isinstance(stop, KeyboardInterrupt):
+                    process.terminate()
                 self._pass_on(
-                    f"waiting for {command.words[0]} to end; Ctrl-C again kills it, and leaves its work half done\n"
+                    f"waiting for {command.words[0]} to end; Ctrl-C now kills it, and leaves its work half done\n"
                 )
             try:
                 process.communicate()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -157,15 +158,16 @@ def finishes(*_):
     sys.exit(1)
 if sys.argv[1] == "create":
     signal.signal(signal.SIGINT, finishes)
+    signal.signal(signal.SIGTERM, finishes)
     open("begun", "w").close()
     while True:
         signal.pause()
 """
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_program_ends_its_work_after_ctrl_c_and_is_killed_by_another(cli: Cli, tmp_path: Path, times: int) -> None:
-    """As typed in a terminal, which gives it to all of the group. helm that is killed leaves its release pending."""
+@pytest.fixture
+def slow(cli: Cli, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`cluster create` in a terminal of its own, in the middle of what kind does."""
     program(tmp_path / "bin", "kind", SLOW)
     program(tmp_path / "bin", "kubectl", "")
     Path("infra.yaml").write_text(KIND)
@@ -176,16 +178,33 @@ def test_a_program_ends_its_work_after_ctrl_c_and_is_killed_by_another(cli: Cli,
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as typed:
         Path("begun").read_text()
-        os.killpg(typed.pid, signal.SIGINT)
-        assert typed.stderr is not None
-        assert typed.stderr.readline().startswith("waiting for kind to end")
-        if times == 1:
-            Path("door").write_text("")
-        else:
-            os.killpg(typed.pid, signal.SIGINT)
-        said = typed.stderr.read()
-    assert typed.returncode == 130 and Path("finished").exists() == (times == 1)
+        yield typed
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_program_ends_its_work_after_ctrl_c_and_is_killed_by_another(slow: subprocess.Popen[str], times: int) -> None:
+    """As typed in a terminal, which gives it to all of the group. helm that is killed leaves its release pending."""
+    assert slow.stderr is not None
+    os.killpg(slow.pid, signal.SIGINT)
+    assert slow.stderr.readline().startswith("waiting for kind to end")
+    if times == 1:
+        Path("door").write_text("")
+    else:
+        os.killpg(slow.pid, signal.SIGINT)
+    said = slow.stderr.read()
+    assert slow.wait() == 130 and Path("finished").exists() == (times == 1)
     assert "infra.made.json has cluster here" in said and "`rankzero cluster delete -f infra.yaml` takes it" in said
+
+
+def test_a_stop_of_the_command_alone_is_told_to_its_program(slow: subprocess.Popen[str]) -> None:
+    """A batch system's, say: what it has started would go on by itself, beside the next command."""
+    assert slow.stderr is not None
+    slow.send_signal(signal.SIGTERM)
+    assert slow.stderr.readline().startswith("waiting for kind to end")
+    Path("door").write_text("")
+    said = slow.stderr.read()
+    assert slow.wait() == 128 + signal.SIGTERM and Path("finished").exists()
+    assert "infra.made.json has cluster here" in said
 
 
 def test_data_that_may_be_others_are_not_deleted_without_asking(cli: Cli, tmp_path: Path) -> None:
