@@ -14,6 +14,7 @@ import pytest
 
 from rankzero.provision.record import Record
 from tests.support.cli import Cli
+from tests.support.gone import unread_pipe
 from tests.support.provider_programs import VARIABLE, installed, program
 from tests.unit.provision.test_provision import KIND, NEBIUS
 
@@ -237,11 +238,9 @@ def test_one_command_at_a_time(cli: Cli, tmp_path: Path) -> None:
 
 def without_a_reader(line: str) -> tuple[int, str]:
     """Its exit code, and its stderr, where whoever read its stdout is gone before it begins."""
-    reading, writing = os.pipe()
-    os.close(reading)
     words = [sys.executable, "-m", "rankzero", *line.split()]
-    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writing)
+    with unread_pipe() as writing:
+        done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     return done.returncode, done.stderr
 
 
