@@ -97,7 +97,9 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     if "options" in thing:
         spec |= SPECS[kind](thing["options"])
     if kind == "cluster" and "options" in thing:
-        public = thing["options"]["--control-plane-endpoints-public-endpoint"] == "true"
+        public = (
+            thing["options"]["--control-plane-endpoints-public-endpoint"] == "true" and status["state"] == "RUNNING"
+        )
         endpoints = {"private_endpoint": "10.0.0.1", **({"public_endpoint": "1.2.3.4"} if public else {})}
         status["control_plane"] = {"endpoints": endpoints}
     return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "spec": spec, "status": status}), ""

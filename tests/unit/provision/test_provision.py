@@ -335,6 +335,7 @@ def test_what_is_still_being_made_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path, NEBIUS, slow=3)
     bench.create()
     assert bench.slept and bench.things == WHOLE
+    assert not [one for one in bench.said if "stays as it is" in one], "what is not told yet is not another"
     never = Bench(tmp_path / "never", NEBIUS, slow=10**6)
     with pytest.raises(ServiceError, match="is not ready after 1800 s"):
         never.create()

@@ -75,11 +75,12 @@ def _cluster(spec: InfraSpec) -> Step:
 
     def judge(found: Found, value: Mapping[str, Any], _facts: Facts) -> Found:
         has = (value.get("spec") or {}).get("control_plane") or {}
-        endpoints = ((value.get("status") or {}).get("control_plane") or {}).get("endpoints")
+        endpoints = ((value.get("status") or {}).get("control_plane") or {}).get("endpoints") or {}
+        is_told = found.ready and bool(endpoints)  # they come one by one while it is being made
         fields = {
             "kubernetes_version": (has.get("version") or None, spec.kubernetes_version),
             "subnet": (has.get("subnet_id"), spec.subnet),
-            "public_endpoint": (bool(endpoints.get("public_endpoint")) if endpoints else None, spec.public_endpoint),
+            "public_endpoint": (bool(endpoints.get("public_endpoint")) if is_told else None, spec.public_endpoint),
         }
         return compared(found, f"cluster {spec.name}", fields)
 
