@@ -251,9 +251,10 @@ class Walk:
         return found.redo if found is not None and self._is_ours(step, found) else None
 
     def _refuse_what_comes_too_late(self, step: Step, facts: Facts) -> None:
-        """Raise the trouble of what is to have it and is there without it, before it is made and costs something."""
+        """Raise the trouble of what is to have it and is there without it, before it is made and costs something. Of
+        the rest that it needs all has to be known: what is not would be taken for missing, too."""
         for later in self.steps:
-            if step.kind in later.needs and later.is_askable(facts):
+            if step.kind in later.needs and later.is_askable(facts) and facts.keys() >= {*later.needs} - {step.kind}:
                 found = later.find(self.programs, facts)
                 if found is not None:
                     _usable(found)

@@ -160,14 +160,30 @@ def test_hosts_that_have_another_file_system_are_not_those_that_were_asked_for(b
     bench.create()
     bench.state["things"]["filesystem"]["mk8s-csi-storage"]["id"] = "another"
     for act in (bench.create, bench.walk().plan):
-        with pytest.raises(ConfigError, match="were made without the file system"):
+        with pytest.raises(ConfigError, match="with another file system of that name, filesystem-mk8s-csi-storage"):
             act()
-    bench.state["things"]["filesystem"]["mk8s-csi-storage"]["id"] = "filesystem-mk8s-csi-storage"
+    bench.state["things"]["filesystem"].clear()
+    with pytest.raises(ConfigError, match="with another file system of that name"):
+        bench.create()
+    assert "filesystem" not in bench.things
+    made = {"id": "filesystem-mk8s-csi-storage", "looks": 0}
+    bench.state["things"]["filesystem"]["mk8s-csi-storage"] = made
     bench.file.write_text(NEBIUS.replace("mount_tag: csi-storage", "mount_tag: other"))
     with pytest.raises(ConfigError, match="as csi-storage, and are to mount other"):
         bench.create()
     assert bench.walk().create(["kubeconfig"])["kubeconfig"] == "nebius-mk8s", "they can be reached all the same"
     assert "node-group" in bench.delete()
+
+
+@pytest.mark.parametrize("text", [NEBIUS, NEBIUS.replace("service_account: k8s-node-group-sa", "")])
+def test_an_account_that_comes_after_the_hosts_keeps_none_from_being_used(bench: Bench, text: str) -> None:
+    """Added to the file later, or deleted by somebody: their file system is looked at when it is known."""
+    bench.file.write_text(text)
+    bench.create()
+    bench.state["things"].get("service-account", {}).clear()
+    bench.file.write_text(NEBIUS)
+    bench.create()
+    assert bench.things == WHOLE
 
 
 def test_a_file_system_of_another_name_keeps_no_hosts_from_being_deleted(bench: Bench) -> None:

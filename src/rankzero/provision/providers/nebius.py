@@ -172,7 +172,9 @@ def _not_attached(
         what = f"hosts of node-group {nodes.name} have the file system {shared.name} as {attached[id]}"
         hint = f"set filesystem.mount_tag to {attached[id]}"
         return ConfigError(f"{what}, and are to mount {shared.mount_tag}", where="filesystem.mount_tag", hint=hint)
-    what = f"hosts of node-group {nodes.name} were made without the file system {shared.name}"
+    others = [other for other, tag in attached.items() if tag == shared.mount_tag]
+    how = f"with another file system of that name, {others[0]}" if others else f"without the file system {shared.name}"
+    what = f"hosts of node-group {nodes.name} were made {how}"
     hint = (
         f"hosts get it when they are made: `nebius mk8s node-group delete --id {group}` ends what runs on them, and "
         "the same command then makes them with it; or leave filesystem and chart out"
