@@ -28,7 +28,7 @@ class Made:
     others: tuple[str, ...] = ()
     """What there was of its kind before, where its own name is only known from what is new."""
     within: str = ""
-    """Id of what it is gone with, where its own id does not tell."""
+    """Id of what it is inside of, where its own id does not tell; empty: an older version did not say."""
     place: str = ""
     """Id of the place that it was made in; empty: the provider has but one."""
     by_name: bool = False
@@ -100,16 +100,18 @@ class Record:
         """What was made of this kind, under this name."""
         return self._made.get((kind, name))
 
-    def put(self, kind: str, name: str, id: str = "", others: tuple[str, ...] = (), within: str = "") -> None:
+    def put(
+        self,
+        kind: str,
+        name: str,
+        id: str = "",
+        others: tuple[str, ...] = (),
+        *,
+        within: str = "",
+        by_name: bool = False,
+    ) -> None:
         """Before it is made, and after. Raises StorageError."""
-        self._put(kind, Made(name, id, others, within, self._place))
-
-    def guess(self, kind: str, name: str, id: str) -> None:
-        """It was asked for, and what has its name is taken for it. Raises StorageError."""
-        self._put(kind, Made(name, id, place=self._place, by_name=True))
-
-    def _put(self, kind: str, made: Made) -> None:
-        self._made[kind, made.name] = made
+        self._made[kind, name] = Made(name, id, others, within, self._place, by_name)
         self._write()
 
     def drop(self, kind: str, name: str) -> None:

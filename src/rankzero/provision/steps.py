@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 from rankzero.provision.programs import Command, Programs, Say
-from rankzero.provision.record import Record
+from rankzero.provision.record import Made, Record
 from rankzero.spec.infra_spec import InfraSpec
 
 LOOK_SECONDS = 15.0
@@ -153,7 +153,7 @@ class Walk:
         for step in self.steps:
             askable = look and step.among is None and step.is_askable(facts)
             found = self._found(step, facts) if askable else None
-            redo = self._redo(step, found)
+            redo = self._redo(step, facts, found)
             if found is not None and redo is None:
                 facts[step.kind] = _usable(found).id
                 planned.append((step, None))
@@ -169,8 +169,7 @@ class Walk:
     def _noted(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str | None:
         """The id of what is done each time, where it is there from before."""
         made = self.record.of(step.kind, step.name)
-        within = "" if step.inside is None else facts.get(step.inside)
-        if made is None or not made.id or made.within not in ("", within):
+        if made is None or not made.id or not self._is_here(made, step, facts):
             return None
         return made.id if made.id in among(self.programs) else None
 
@@ -215,13 +214,13 @@ class Walk:
         if step.among is not None:
             return self._done_again(step, step.among, facts)
         found = self._found(step, facts)
-        redo = self._redo(step, found)
+        redo = self._redo(step, facts, found)
         if redo is not None and makes:
             self.say(f"{step.title} was left half made: it is made once more")
             for command in redo:
                 self.programs.do(command)
             found = None
-        guessed = found is not None and self.is_guessed(step)
+        guessed = found is not None and self._is_ours(step, facts, found) and self.is_guessed(step)
         if found is None:
             if not (makes and step.is_made):
                 hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
@@ -231,7 +230,7 @@ class Walk:
             found = step.find(self.programs, facts)
             if found is None:
                 raise ServiceError(f"{step.title} was made, and is not to be found", hint="give the same command again")
-        elif step.is_made and not self._is_ours(step, found):
+        elif step.is_made and not self._is_ours(step, facts, found):
             self.say(f"{step.title} was there before: it is used, and will not be deleted")
         elif guessed:
             self.say(f"{step.title} was asked for, and nobody said that it was made: what has its name is taken for it")
@@ -241,14 +240,13 @@ class Walk:
             found = self._ready(step, facts, found)
         else:
             self.say(str(found.trouble))
-        if self._is_ours(step, found):
-            put = self.record.guess if guessed else self.record.put
-            put(step.kind, step.name, found.id)
+        if self._is_ours(step, facts, found):
+            self.record.put(step.kind, step.name, found.id, within=self._within(step, facts), by_name=guessed)
         return found.id
 
-    def _redo(self, step: Step, found: Found | None) -> tuple[Command, ...] | None:
+    def _redo(self, step: Step, facts: Facts, found: Found | None) -> tuple[Command, ...] | None:
         """What comes before making it once more; None: it is whole, or somebody else's to put right."""
-        return found.redo if found is not None and self._is_ours(step, found) else None
+        return found.redo if found is not None and self._is_ours(step, facts, found) else None
 
     def _refuse_what_comes_too_late(self, step: Step, facts: Facts) -> None:
         """Raise the trouble of what is to have it and is there without it, before it is made and costs something. Of
@@ -262,13 +260,13 @@ class Walk:
     def _make(self, step: Step, facts: Facts) -> None:
         """What was plainly not made is not noted as asked for: whoever makes it later, it is theirs."""
         asked_before = self.record.of(step.kind, step.name) is not None
-        self.record.put(step.kind, step.name)
+        self.record.put(step.kind, step.name, within=self._within(step, facts))
         for number, command in enumerate(step.make({**self._here, **facts})):
             answer = self.programs.run(command)
             if answer.code == 0:
                 continue
-            if number == 0 and not answer.leaves_open:
-                theirs = answer.says_there and not asked_before
+            if not answer.leaves_open:
+                theirs = number == 0 and answer.says_there and not asked_before
                 if theirs or self._is_absent(step, facts):
                     self.record.drop(step.kind, step.name)
             raise self.programs.failure(command.words, answer)
@@ -283,14 +281,14 @@ class Walk:
     def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
         """Its id: the one of before, or the one that is new since then, also where a program refuses to do it twice.
         Never just the one that is current, nor one for something that is gone."""
-        within = "" if step.inside is None else facts[step.inside]
+        within = self._within(step, facts)
         known = self.record.of(step.kind, step.name)
-        if known is not None and known.within not in ("", within):
+        if known is not None and not self._is_here(known, step, facts):
             self._take_back(step, among)
             known = None
         before = among(self.programs)
         others = tuple(before) if known is None else known.others
-        self.record.put(step.kind, step.name, known.id if known is not None else "", others, within)
+        self.record.put(step.kind, step.name, known.id if known is not None else "", others, within=within)
         for command in step.make({**self._here, **facts}):
             answer = self.programs.run(command)
             if answer.code != 0 and not (answer.says_there and known is not None):
@@ -298,7 +296,7 @@ class Walk:
         found = step.find(self.programs, facts)
         expected = found.id if found is not None else known.id if known is not None else ""
         id = self._among(step, among(self.programs), expected, (before, others))
-        self.record.put(step.kind, step.name, id, others, within)
+        self.record.put(step.kind, step.name, id, others, within=within)
         return id
 
     def _among(self, step: Step, there: Sequence[str], expected: str, befores: Sequence[Sequence[str]]) -> str:
@@ -323,10 +321,18 @@ class Walk:
             found = step.find(self.programs, facts) or found
         return found
 
-    def _is_ours(self, step: Step, found: Found) -> bool:
-        """By what was written down; of the same name, but another id, it is somebody else's."""
+    def _is_ours(self, step: Step, facts: Facts, found: Found) -> bool:
+        """By what was written down; of the same name, but another id, or in another cluster, it is somebody else's."""
         made = self.record.of(step.kind, step.name)
-        return made is not None and made.id in ("", found.id)
+        return made is not None and made.id in ("", found.id) and self._is_here(made, step, facts)
+
+    def _is_here(self, made: Made, step: Step, facts: Facts) -> bool:
+        """Whether what it is inside of is that in which it was made. Nobody says so of older versions'."""
+        return made.within in ("", self._within(step, facts))
+
+    def _within(self, step: Step, facts: Facts) -> str:
+        """Id of what it is inside of, as long as that is there."""
+        return "" if step.inside is None else facts.get(step.inside, "")
 
     def is_guessed(self, step: Step) -> bool:
         """Whether what was asked for from here is known by its name alone."""
@@ -342,7 +348,7 @@ class Walk:
         for step in self.steps:
             askable = step.is_askable(facts)
             if step.among is not None:
-                if askable and self._is_needed_to_delete(step.kind, mine):
+                if askable and self._is_needed_to_delete(step.kind, mine, facts):
                     facts[step.kind] = self._there(step, facts, makes=True)
                 continue
             if step.inside in [one.kind for one in mine]:
@@ -350,7 +356,7 @@ class Walk:
             found = self._found(step, facts) if askable else None
             if found is not None:
                 facts[step.kind] = found.id
-            if found is not None and self._is_ours(step, found):
+            if found is not None and self._is_ours(step, facts, found):
                 mine.append(step)
             elif self._was_asked(step, facts, gone) and self.record.of(step.kind, step.name) is not None:
                 gone.append(step)
@@ -366,10 +372,11 @@ class Walk:
         """Or is gone with what it needs."""
         return step.is_askable({**facts, **{one.kind: "" for one in gone}})
 
-    def _is_needed_to_delete(self, kind: str, mine: Sequence[Step]) -> bool:
+    def _is_needed_to_delete(self, kind: str, mine: Sequence[Step], facts: Facts) -> bool:
         kinds = [one.kind for one in mine]
-        later = (step for step in self.steps if kind in step.needs and step.inside not in kinds)
-        return any(self.record.of(step.kind, step.name) is not None for step in later)
+        later = [step for step in self.steps if kind in step.needs and step.inside not in kinds]
+        noted = [(self.record.of(step.kind, step.name), step) for step in later]
+        return any(made is not None and self._is_here(made, step, facts) for made, step in noted)
 
     def delete(self, steps: Sequence[Step], there: Inventory) -> None:
         """Take these down, in their order, and forget what is gone. Raises the first failure; the next call goes on

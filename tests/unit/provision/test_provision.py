@@ -682,6 +682,7 @@ def test_tokens_are_in_no_output(bench: Bench) -> None:
     assert TOKEN not in text and "nebius mk8s cluster create --name reza-k8s1" in text
 
 
+RELEASE = {"revision": 1, "status": "deployed", "chart": "csi-mounted-fs-path-0.1.2"}
 REFUSALS = {
     "a right": "rpc error: code = PermissionDenied desc = no",
     "a quota": "rpc error: code = ResourceExhausted desc = Quota limit exceeded",
@@ -705,6 +706,28 @@ def test_what_was_refused_is_not_ours_when_another_makes_it(bench: Bench, said: 
     assert bench.things == {"filesystem": ["mk8s-csi-storage"]}
 
 
+def test_a_release_that_was_refused_is_not_ours_when_another_makes_it(bench: Bench) -> None:
+    """Its chart was fetched before, which makes nothing there."""
+    bench.state["things"]["cluster"] = {"reza-k8s1": {"id": "theirs", "looks": 0}}
+    bench.state.update(refuse=["upgrade"], said="Error: UPGRADE FAILED: User cannot create resource")
+    with pytest.raises(RankzeroError, match="cannot create"):
+        bench.create()
+    bench.state["refuse"] = []
+    bench.state["things"]["release"] = {"csi-mounted-fs-path": RELEASE}
+    assert "chart" not in bench.delete(with_data=True)
+    assert bench.things == {"cluster": ["reza-k8s1"], "release": ["csi-mounted-fs-path"]}
+
+
+def test_a_release_that_failed_is_ours_whatever_it_says_is_there(bench: Bench) -> None:
+    said = "Error: INSTALLATION FAILED: a storage class already exists"
+    bench.state.update(refuse=["upgrade"], said=said, after=True, cut="failed")
+    with pytest.raises(RankzeroError, match="already exists"):
+        bench.create()
+    bench.state["refuse"] = []
+    bench.create()
+    assert bench.state["things"]["release"]["csi-mounted-fs-path"]["status"] == "deployed"
+
+
 def test_what_was_made_in_spite_of_a_refusal_is_ours(bench: Bench) -> None:
     """Hosts were asked for, and the last of them was refused."""
     bench.state.update(refuse=["node-group", "create"], said=REFUSALS["a quota"], after=True)
@@ -714,6 +737,36 @@ def test_what_was_made_in_spite_of_a_refusal_is_ours(bench: Bench) -> None:
     bench.create()
     bench.delete(with_data=True)
     assert bench.things == {}
+
+
+@pytest.mark.parametrize("status", ["deployed", "pending-install"])
+def test_a_release_in_a_cluster_of_others_is_not_ours_by_its_name(bench: Bench, status: str) -> None:
+    """Ours was deleted at the provider; a colleague made one of that name since, and installed the same chart."""
+    bench.create()
+    bench.state["things"] = {"cluster": {"reza-k8s1": {"id": "colleagues", "looks": 0}}, "file": {}}
+    bench.state["things"]["release"] = {"csi-mounted-fs-path": {**RELEASE, "status": status}}
+    before = len(bench.changes())
+    if status == "deployed":
+        bench.create()
+        assert "chart csi-mounted-fs-path was there before: it is used, and will not be deleted" in bench.said
+    else:
+        with pytest.raises(ServiceError, match="the release csi-mounted-fs-path is pending-install"):
+            bench.create()
+    assert not [one for one in bench.changes()[before:] if one.startswith("helm")]
+    bench.delete(with_data=True)
+    assert bench.things == {"cluster": ["reza-k8s1"], "release": ["csi-mounted-fs-path"]}
+
+
+def test_a_deletion_leaves_a_cluster_of_others_as_it_is(bench: Bench) -> None:
+    bench.create()
+    bench.state["things"] = {"cluster": {"reza-k8s1": {"id": "colleagues", "looks": 0}}}
+    bench.state["things"]["release"] = {"csi-mounted-fs-path": RELEASE}
+    before = len(bench.changes())
+    there = bench.walk().inventory()
+    assert there.ours == [] and there.unasked == []
+    bench.delete(with_data=True)
+    assert bench.things == {"cluster": ["reza-k8s1"], "release": ["csi-mounted-fs-path"]}
+    assert bench.changes()[before:] == [] and not Record(bench.file).path.exists()
 
 
 OPEN = "rpc error: code = DeadlineExceeded desc = nobody knows"
