@@ -25,9 +25,12 @@ Answer = tuple[int, str, str]
 def fresh(**changes: Any) -> State:
     """`fail_at`: which call fails, counted from 1; `after`: once it has done what it was to do. `slow`: how often
     things are found unready. `cut`: the status in which the next release is left. `refuse`: words of a call that is
-    refused, each time, as in `said`."""
+    refused, each time, as in `said`. `servers`: what contexts lead to. `overwrites`: a context of that name is no
+    hindrance. `untold`: clusters do not say where they are."""
     nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], "refuse": []}
-    return {**nothing, "project": PROJECT, "elsewhere": {}, "cut": "", "label": "nebius.com/node-group-id", **changes}
+    contexts: State = {"servers": {}, "overwrites": False, "untold": False}
+    label = "nebius.com/node-group-id"
+    return {**nothing, **contexts, "project": PROJECT, "elsewhere": {}, "cut": "", "label": label, **changes}
 
 
 def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
@@ -74,9 +77,10 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     things = there.setdefault(kind, {})
     if verb == "get-credentials":
         assert any(one["id"] == options["--id"] for one in things.values()), "there is no such cluster"
-        if "nebius-mk8s" in state["contexts"]:
+        if "nebius-mk8s" in state["contexts"] and not state["overwrites"]:
             return 1, "", "context nebius-mk8s already exists in the kubeconfig"
-        state["contexts"].append("nebius-mk8s")
+        state["contexts"] = [*(one for one in state["contexts"] if one != "nebius-mk8s"), "nebius-mk8s"]
+        state["servers"]["nebius-mk8s"] = f"https://{options['--id']}.example.com:443"
         return 0, "", ""
     if verb == "delete":
         return deleted(there, kind, options["--id"])
@@ -96,12 +100,11 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     spec = {"fixed_node_count": count} if count else {}  # a number as text, as protobuf's JSON has it
     if "options" in thing:
         spec |= SPECS[kind](thing["options"])
-    if kind == "cluster" and "options" in thing:
-        public = (
-            thing["options"]["--control-plane-endpoints-public-endpoint"] == "true" and status["state"] == "RUNNING"
-        )
-        endpoints = {"private_endpoint": "10.0.0.1", **({"public_endpoint": "1.2.3.4"} if public else {})}
-        status["control_plane"] = {"endpoints": endpoints}
+    if kind == "cluster" and not state["untold"]:
+        asked = thing.get("options", {}).get("--control-plane-endpoints-public-endpoint", "true")
+        public = {"public_endpoint": f"{thing['id']}.example.com"} if asked == "true" else {}
+        there = public if status["state"] == "RUNNING" else {}
+        status["control_plane"] = {"endpoints": {"private_endpoint": "10.0.0.1", **there}}
     return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "spec": spec, "status": status}), ""
 
 
@@ -182,8 +185,14 @@ def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:
 
 
 def kubectl(state: State, options: dict[str, str], rest: list[str]) -> Answer:
-    if rest[:2] == ["config", "get-contexts"]:
-        return 0, "\n".join(state["contexts"]), ""
+    if rest[:2] == ["config", "view"]:
+        servers = {name: state["servers"].get(name, "https://elsewhere.example.com") for name in state["contexts"]}
+        contexts = [{"name": name, "context": {"cluster": f"of-{name}"}} for name in servers]
+        clusters = []
+        for name, server in servers.items():
+            url, _, called = server.partition(" ")
+            clusters.append({"name": f"of-{name}", "cluster": {"server": url, "tls-server-name": called}})
+        return 0, json.dumps({"contexts": contexts or None, "clusters": clusters or None}), ""
     if rest[:2] == ["config", "delete-context"]:
         if rest[2] not in state["contexts"]:
             return 1, "", f"error: cannot delete context {rest[2]}, not in the kubeconfig"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from rankzero.provision.steps import Commands, Facts, Found, Step
 from rankzero.spec.infra_spec import ChartSpec
 from rankzero.wording import counted
 
+Endpoints = Callable[[Programs, Facts], Collection[str]]
+"""Names and addresses of a control plane, of which a URL may be made; empty: nobody says."""
 
-def access(name: str, make: Commands, context: str | None = None) -> Step:
+
+def access(name: str, make: Commands, context: str | None = None, endpoints: Endpoints | None = None) -> Step:
     """This machine's access to the cluster of a name: the context that `make` adds to the kubeconfig, `context` where
-    it always has that name. The one that is current may be another terminal's choice by then."""
+    it always has that name. The one that is current may be another terminal's choice by then, and one that is new of
+    another cluster: where `endpoints` are told, it leads to one of them."""
 
     def find(_programs: Programs, _facts: Facts) -> Found | None:
         return None if context is None else Found(context)
@@ -24,11 +29,32 @@ def access(name: str, make: Commands, context: str | None = None) -> Step:
     def remove(facts: Facts) -> list[Command]:
         return [Command(("kubectl", "config", "delete-context", facts["kubeconfig"]))]
 
-    return Step("kubeconfig", name, find, make, remove, needs=("cluster",), among=_contexts, inside="cluster")
+    def among(programs: Programs, facts: Facts) -> list[str]:
+        told = endpoints(programs, facts) if endpoints is not None and "cluster" in facts else ()
+        hosts = {_host(one) for one in told}
+        return [name for name, leads_to in _contexts(programs) if not hosts or hosts & leads_to]
+
+    return Step("kubeconfig", name, find, make, remove, needs=("cluster",), among=among, inside="cluster")
 
 
-def _contexts(programs: Programs) -> list[str]:
-    return programs.ask("kubectl", "config", "get-contexts", "--output", "name").split()
+_HOST = re.compile(r"(?:\w+://)?(\[[^]]*\]|[^/:]*)")
+
+
+def _host(url: str) -> str:
+    found = _HOST.match(url)
+    return found[1].lower() if found else ""
+
+
+def _contexts(programs: Programs) -> list[tuple[str, set[str]]]:
+    """Those of this machine, with the hosts that they lead to: through a tunnel the one that answers has the second."""
+    config = programs.ask_for_object("kubectl", "config", "view", "--output", "json") or {}
+    clusters = {one["name"]: one.get("cluster") or {} for one in config.get("clusters") or ()}
+    contexts = []
+    for one in config.get("contexts") or ():
+        cluster = clusters.get((one.get("context") or {}).get("cluster")) or {}
+        hosts = {_host(str(cluster[key])) for key in ("server", "tls-server-name") if cluster.get(key)}
+        contexts.append((str(one["name"]), hosts))
+    return contexts
 
 
 def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:

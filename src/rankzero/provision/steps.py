@@ -11,6 +11,7 @@ from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceErro
 from rankzero.provision.programs import Command, Programs, Say
 from rankzero.provision.record import Made, Record
 from rankzero.spec.infra_spec import InfraSpec
+from rankzero.wording import listed
 
 LOOK_SECONDS = 15.0
 Facts = Mapping[str, str]
@@ -34,6 +35,7 @@ class Found:
 
 
 Find = Callable[[Programs, Facts], Found | None]
+Among = Callable[[Programs, Facts], list[str]]
 Commands = Callable[[Facts], list[Command]]
 
 
@@ -64,10 +66,10 @@ class Step:
     """Kinds of the steps before it whose ids its commands have."""
     asks_with: tuple[str, ...] | None = None
     """Kinds of those whose ids `find` has; None: of all that it needs."""
-    among: Callable[[Programs], list[str]] | None = None
-    """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind. Its own
-    is the one that `find` says, else the one that is new. It goes with what it is inside of, unless it was there
-    before."""
+    among: Among | None = None
+    """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind, and that
+    may be of what it is inside of, as far as the ids tell that it has. Its own is the one that `find` says, else the
+    one that is new. It goes with what it is inside of, unless it was there before."""
     inside: str | None = None
     """Kind of the step that it is gone with."""
     data: bool = False
@@ -166,12 +168,12 @@ class Walk:
                 planned.append((step, [*(redo or ()), *step.make({**self._here, **unknown, **facts})]))
         return planned
 
-    def _noted(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str | None:
+    def _noted(self, step: Step, among: Among, facts: Facts) -> str | None:
         """The id of what is done each time, where it is there from before."""
         made = self.record.of(step.kind, step.name)
         if made is None or not made.id or not self._is_here(made, step, facts):
             return None
-        return made.id if made.id in among(self.programs) else None
+        return made.id if made.id in among(self.programs, facts) else None
 
     def create(self, kinds: Collection[str] | None = None) -> dict[str, str]:
         """Make what is not there, in order, and wait for it; returns the ids. With `kinds` no more than these, from
@@ -217,8 +219,7 @@ class Walk:
         redo = self._redo(step, facts, found)
         if redo is not None and makes:
             self.say(f"{step.title} was left half made: it is made once more")
-            for command in redo:
-                self.programs.do(command)
+            self._do_all(redo)
             found = None
         guessed = found is not None and self._is_ours(step, facts, found) and self.is_guessed(step)
         if found is None:
@@ -278,37 +279,41 @@ class Walk:
         except (ServiceError, AccessError):
             return False
 
-    def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
+    def _done_again(self, step: Step, among: Among, facts: Facts) -> str:
         """Its id: the one of before, or the one that is new since then, also where a program refuses to do it twice.
         Never just the one that is current, nor one for something that is gone."""
         within = self._within(step, facts)
         known = self.record.of(step.kind, step.name)
         if known is not None and not self._is_here(known, step, facts):
-            self._take_back(step, among)
+            self._do_all(self._taken_back(step, {}))
             known = None
-        before = among(self.programs)
+        before = among(self.programs, facts)
         others = tuple(before) if known is None else known.others
         self.record.put(step.kind, step.name, known.id if known is not None else "", others, within=within)
         for command in step.make({**self._here, **facts}):
             answer = self.programs.run(command)
             if answer.code != 0 and not (answer.says_there and known is not None):
-                raise self.programs.failure(command.words, answer)
+                if known is None and not answer.leaves_open:  # what is new after this is another's
+                    self.record.drop(step.kind, step.name)
+                failure = self.programs.failure(command.words, answer)
+                if answer.says_there:
+                    (said,) = failure.problems
+                    raise ServiceError(said.what, where=said.where, hint=self._way_out(step, among))
+                raise failure
         found = step.find(self.programs, facts)
         expected = found.id if found is not None else known.id if known is not None else ""
-        id = self._among(step, among(self.programs), expected, (before, others))
+        id = _chosen(among(self.programs, facts), expected, (before, others))
+        if id is None:
+            what = f"which {step.kind} is that of {step.name} cannot be told"
+            raise ServiceError(what, where=step.kind, hint=self._way_out(step, among))
         self.record.put(step.kind, step.name, id, others, within=within)
         return id
 
-    def _among(self, step: Step, there: Sequence[str], expected: str, befores: Sequence[Sequence[str]]) -> str:
-        """The one that is expected, else the only one that is new: since just now, or since the first time."""
-        if expected in there:
-            return expected
-        for before in befores:
-            new = [one for one in there if one not in before]
-            if len(new) == 1:
-                return new[0]
-        what = f"which {step.kind} is that of {step.name} cannot be told"
-        raise ServiceError(what, where=step.kind, hint="remove the one of this cluster, and give the command again")
+    def _way_out(self, step: Step, among: Among) -> str:
+        """Of those that are there, whatever they are of: one of another cluster may have the name that is needed."""
+        away = " and ".join(f"`{self.programs.shown(command)}`" for command in step.remove({step.kind: "NAME"}))
+        there = listed(among(self.programs, {})) or "none"
+        return f"there is {there}; {away} removes the one in its way, and the same command then makes it anew"
 
     def _ready(self, step: Step, facts: Facts, found: Found) -> Found:
         until = self.clock() + self.ready_seconds
@@ -382,24 +387,43 @@ class Walk:
         """Take these down, in their order, and forget what is gone. Raises the first failure; the next call goes on
         from there. What was made here and is neither stays written down."""
         for step in steps:
-            for command in step.remove(there.facts):
-                self.programs.do(command)
-            self._forget(step)
+            left = self._left_behind(step, there.facts)  # as long as it is there to tell what is of it
+            self._do_all(step.remove(there.facts))
+            self._forget(step, left)
         for step in there.gone:
-            self._forget(step)
+            self._forget(step, self._left_behind(step, {}))
 
-    def _forget(self, step: Step) -> None:
+    def _left_behind(self, step: Step, facts: Facts) -> list[Step]:
+        """What is to be taken back with it, where it does not take that along."""
+        return [other for other in self.steps if other.inside == step.kind and self._taken_back(other, facts)]
+
+    def _forget(self, step: Step, left: Sequence[Step]) -> None:
         """With what is gone with it. The step itself last: after a failure the next call comes by here again."""
+        for other in left:
+            self._do_all(self._taken_back(other, {}))
         for other in self.steps:
             if other.inside == step.kind:
-                if other.among is not None:
-                    self._take_back(other, other.among)
                 self.record.drop(other.kind, other.name)
         self.record.drop(step.kind, step.name)
 
-    def _take_back(self, step: Step, among: Callable[[Programs], list[str]]) -> None:
+    def _taken_back(self, step: Step, facts: Facts) -> list[Command]:
         """What it left on this machine, where that was not there before: it would be in the way of the next one."""
         made = self.record.of(step.kind, step.name)
-        if made is not None and made.id and made.id not in made.others and made.id in among(self.programs):
-            for command in step.remove({step.kind: made.id}):
-                self.programs.do(command)
+        if step.among is None or made is None or not made.id or made.id in made.others:
+            return []
+        return step.remove({step.kind: made.id}) if made.id in step.among(self.programs, facts) else []
+
+    def _do_all(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            self.programs.do(command)
+
+
+def _chosen(there: Sequence[str], expected: str, befores: Sequence[Sequence[str]]) -> str | None:
+    """The one that is expected, else the only one that is new: since just now, or since the first time."""
+    if expected in there:
+        return expected
+    for before in befores:
+        new = [one for one in there if one not in before]
+        if len(new) == 1:
+            return new[0]
+    return None

@@ -601,10 +601,66 @@ def test_a_context_of_another_cluster_is_never_installed_into(bench: Bench) -> N
     installs = [one for one in bench.changes() if one.startswith("helm upgrade")]
     assert len(installs) == 2 and all(one.endswith("--kube-context nebius-mk8s") for one in installs)
     Record(bench.file).path.unlink()
+    for _ in range(2):
+        with pytest.raises(ServiceError, match="already exists"):
+            bench.create()
+
+
+@pytest.mark.parametrize("untold", [False, True])
+def test_a_context_that_comes_after_a_refusal_is_not_that_of_the_cluster(bench: Bench, untold: bool) -> None:
+    """The name that it is to have was taken before; somebody adds another one since."""
+    bench.state.update(contexts=["nebius-mk8s"], untold=untold)
+    with pytest.raises(ServiceError, match="already exists") as raised:
+        bench.create()
+    hint = raised.value.problems[0].hint
+    assert "there is nebius-mk8s;" in hint and "`kubectl config delete-context NAME`" in hint
+    bench.state["contexts"].append("production")
     with pytest.raises(ServiceError, match="already exists"):
         bench.create()
-    with pytest.raises(ServiceError, match="cannot be told"):
+    assert "node-group" not in bench.things
+    bench.state["contexts"].remove("nebius-mk8s")
+    assert bench.create()["kubeconfig"] == "nebius-mk8s"
+
+
+@pytest.mark.parametrize("noted", [{"id": "production", "others": ["production"]}, {"id": "", "others": []}])
+def test_a_wrong_context_that_an_older_version_noted_is_not_used(bench: Bench, noted: dict[str, Any]) -> None:
+    bench.create()
+    bench.state["things"]["release"].clear()
+    bench.state["contexts"].append("production")
+    path = Record(bench.file).path
+    entries = json.loads(path.read_text())
+    entries["kubeconfig/reza-k8s1"].update(noted)
+    path.write_text(json.dumps(entries))
+    assert [step.kind for step, commands in bench.walk().plan() if commands] == ["kubeconfig", "chart"]
+    assert bench.create()["kubeconfig"] == "nebius-mk8s"
+    installs = [one for one in bench.changes() if one.startswith("helm upgrade")]
+    assert len(installs) == 2 and all(one.endswith("--kube-context nebius-mk8s") for one in installs)
+    bench.state["servers"]["nebius-mk8s"] = "https://somebody-elses.example.com"
+    with pytest.raises(ServiceError, match="which kubeconfig is that of reza-k8s1 cannot be told") as raised:
         bench.create()
+    hint = raised.value.problems[0].hint
+    assert "nebius-mk8s, production" in hint and "kubectl config delete-context" in hint
+
+
+def test_a_wrong_context_that_an_older_version_noted_is_not_deleted(bench: Bench) -> None:
+    bench.create()
+    bench.state["contexts"].append("production")
+    path = Record(bench.file).path
+    path.write_text(path.read_text().replace('"nebius-mk8s"', '"production"'))
+    bench.delete(with_data=True)
+    assert "production" in bench.state["contexts"] and bench.things == {}
+
+
+def test_access_through_a_tunnel_is_that_to_the_cluster(bench: Bench) -> None:
+    bench.create()
+    bench.state["servers"]["nebius-mk8s"] = "https://127.0.0.1:6443 cluster-reza-k8s1.example.com"
+    assert bench.create()["kubeconfig"] == "nebius-mk8s"
+
+
+def test_a_context_that_the_program_has_overwritten_is_that_of_the_cluster(bench: Bench) -> None:
+    bench.state.update(contexts=["nebius-mk8s"], overwrites=True)
+    for _ in range(2):
+        assert bench.create()["kubeconfig"] == "nebius-mk8s"
 
 
 @pytest.mark.parametrize(("text", "context"), [(NEBIUS, "nebius-mk8s"), (KIND, "kind-here")])

@@ -75,7 +75,7 @@ def _cluster(spec: InfraSpec) -> Step:
 
     def judge(found: Found, value: Mapping[str, Any], _facts: Facts) -> Found:
         has = (value.get("spec") or {}).get("control_plane") or {}
-        endpoints = ((value.get("status") or {}).get("control_plane") or {}).get("endpoints") or {}
+        endpoints = _told(value)
         is_told = found.ready and bool(endpoints)  # they come one by one while it is being made
         fields = {
             "kubernetes_version": (has.get("version") or None, spec.kubernetes_version),
@@ -240,7 +240,18 @@ def _kubeconfig(spec: InfraSpec) -> Step:
     def make(facts: Facts) -> list[Command]:
         return [_nebius("mk8s", "cluster", "get-credentials", "--id", facts["cluster"], where)]
 
-    return access(spec.name, make)
+    def endpoints(programs: Programs, _facts: Facts) -> list[str]:
+        value = programs.ask_for_object("nebius", "mk8s", "cluster", "get-by-name", "--name", spec.name, *JSON) or {}
+        told = _told(value)
+        is_whole = bool(told.get("public_endpoint" if spec.public_endpoint else "private_endpoint"))
+        return [str(one) for one in told.values() if one] if is_whole else []
+
+    return access(spec.name, make, endpoints=endpoints)
+
+
+def _told(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its endpoints, as far as the service says them."""
+    return ((cluster.get("status") or {}).get("control_plane") or {}).get("endpoints") or {}
 
 
 def _nebius(*words: str) -> Command:
