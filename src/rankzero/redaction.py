@@ -62,3 +62,23 @@ class Redactor:
         for value in self._values:
             text = text.replace(value, HIDDEN)
         return without_secrets(text)
+
+
+_KEY_EDGE = re.compile(r"-----(BEGIN|END) [A-Z ]*PRIVATE KEY-----")
+_OF_A_KEY = re.compile(r"\s*[A-Za-z0-9+/=]+\s*")
+
+
+class LineRedactor:
+    """A Redactor for the lines of one stream, in their order: a private key goes over several."""
+
+    def __init__(self, redact: Redactor) -> None:
+        self._redact, self._in_key = redact, False
+
+    def __call__(self, line: str) -> str | None:
+        """None: nothing is left of it."""
+        was_in_key, edges = self._in_key, _KEY_EDGE.findall(line)
+        if edges:
+            self._in_key = edges[-1] == "BEGIN"
+        if was_in_key and (edges or _OF_A_KEY.fullmatch(line)):
+            return None
+        return self._redact(line)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -12,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
-from rankzero.redaction import Redactor
+from rankzero.errors import AccessError, ConfigError, Problem, ServiceError, StopNow
+from rankzero.redaction import LineRedactor, Redactor
 from rankzero.stderr import write_stderr
 from rankzero.wording import printable
 
@@ -45,6 +48,9 @@ _OPEN = (
 _LAST_LINES = 3
 QUIET_SECONDS = 3.0
 """What a program says is kept to itself for so long: only one that takes longer may wait for somebody who reads it."""
+END_SECONDS = 20.0
+"""A program that was told to stop has so long to end, which is less than batch systems give to all of it."""
+_CHUNK_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ class Programs:
 
     def failure(self, words: Sequence[str], answer: Answer) -> ServiceError | AccessError:
         """The error for a command that failed."""
-        lines = [line for line in answer.err.strip().splitlines() if line.strip()] or [f"exit code {answer.code}"]
+        err = self._redact(answer.err)  # as a whole: a key goes over several lines
+        lines = [line for line in err.strip().splitlines() if line.strip()] or [f"exit code {answer.code}"]
         said = self._redact(printable(" / ".join(lines[-_LAST_LINES:])))
         where = " ".join(words[:4])
         if any(sign in answer.err.lower() for sign in _REFUSED):
@@ -155,10 +162,17 @@ class Programs:
 
     def run(self, command: Command) -> Answer:
         """Show it and run it, whatever comes of it. Raises ConfigError where it is no program."""
+        answer, stop = self.finish(command)
+        if stop is not None:
+            raise stop
+        return answer
+
+    def finish(self, command: Command) -> tuple[Answer, BaseException | None]:
+        """As `run`; with what stopped this process meanwhile, which is to be raised."""
         program, *_ = command.words
         self._say(f"$ {self.shown(command)}")
         reading, writing = os.pipe()
-        said = _Said(reading, self._pass_on_redacted)
+        said = _Said(reading, LineRedactor(self._redact), self._pass_on)
         try:
             process = subprocess.Popen(
                 list(command.words),
@@ -169,76 +183,94 @@ class Programs:
                 executable=shutil.which(program, path=self._env.get("PATH")),
             )
         except OSError as error:
-            said.close()
             what = f"{program} cannot be run: {error.strerror or error}"
             raise ConfigError(what, where=program, hint=_HOW[program]) from error
         finally:
             os.close(writing)
-        out = self._ended(process, command, said)
-        return Answer(process.returncode, out.decode(errors="replace"), said.whole())
-
-    def _ended(self, process: subprocess.Popen[bytes], command: Command, said: _Said) -> bytes:
-        """What it printed until its end. Ctrl-C it hears as well, from the terminal; another stop it is told. Killed in
-        the middle of its work it would leave that half done: it has the time that it takes, until Ctrl-C."""
-        said.start()
-        try:
-            return _printed(process, command.stdin.encode(), said)
-        except BaseException as stop:
-            said.let()
-            if process.poll() is None:
-                if not isinstance(stop, KeyboardInterrupt):
-                    process.terminate()
-                self._pass_on(
-                    f"waiting for {command.words[0]} to end; Ctrl-C now kills it, and leaves its work half done\n"
-                )
+        stops: list[BaseException] = []
+        while True:
             try:
-                process.communicate()
-            except KeyboardInterrupt:
-                process.kill()
-                process.wait()
-            raise
+                if not stops:
+                    out = _printed(process, command.stdin.encode(), said)
+                    return Answer(process.returncode, out.decode(errors="replace"), said.whole()), None
+                self._wait(process, program, said, stops)
+                return Answer(process.returncode, "", ""), stops[0]
+            except (KeyboardInterrupt, StopNow) as stop:  # one by one: until the program has ended nobody may go on
+                stops.append(stop)
 
-    def _pass_on_redacted(self, line: str) -> None:
-        self._pass_on(f"{self._redact(printable(line.rstrip()))}\n")
+    def _wait(
+        self, process: subprocess.Popen[bytes], program: str, said: _Said, stops: Sequence[BaseException]
+    ) -> None:
+        """Until its end. Ctrl-C it hears as well, from the terminal; another stop it is told. Killed in the middle of
+        its work it would leave that half done: it has the time that it takes, until Ctrl-C once more; after another
+        stop, which this process does not survive for long, some seconds."""
+        *before, last = stops
+        by_hand = isinstance(last, KeyboardInterrupt)
+        if before and by_hand:
+            process.kill()
+            process.wait()
+            return
+        if not by_hand:
+            process.terminate()
+        if not before and process.poll() is None:
+            said.let()
+            self._pass_on(f"waiting for {program} to end; Ctrl-C now kills it, and leaves its work half done\n")
+        try:
+            process.communicate(timeout=None if by_hand else END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 class _Said:
     """The standard error of one program: kept for the failure, and passed on once it is let."""
 
-    def __init__(self, pipe: int, pass_on: Say) -> None:
-        self._pipe, self._pass_on = pipe, pass_on
-        self._lines: list[str] = []
+    def __init__(self, pipe: int, redact: LineRedactor, pass_on: Say) -> None:
+        self._pipe, self._redact, self._pass_on = pipe, redact, pass_on
+        self._text = ""
+        self._passed = 0
+        """Where what was not passed on begins."""
         self._aloud = False
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name="stderr of a program", daemon=True)
-
-    def start(self) -> None:
-        """Listen."""
         self._reader.start()
 
     def let(self) -> None:
         """From now on each line is passed on as it comes, after those that came already."""
         with self._lock:
-            for line in () if self._aloud else self._lines:
-                self._pass_on(line)
             self._aloud = True
+            self._tell(self._text.rfind("\n") + 1)
 
     def whole(self) -> str:
         """All of it, once the program has ended."""
         self._reader.join()
-        return "".join(self._lines)
-
-    def close(self) -> None:
-        """Where there is no program."""
-        os.close(self._pipe)
+        return self._text
 
     def _read(self) -> None:
-        with open(self._pipe, encoding="utf-8", errors="replace") as stream:
-            for line in stream:
-                with self._lock:
-                    self._lines.append(line)
-                    if self._aloud:
-                        self._pass_on(line)
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+        with open(self._pipe, "rb", buffering=0) as stream:
+            ends = False
+            while not ends:
+                waits = QUIET_SECONDS if self._passed < len(self._text) else None
+                if select.select([stream], [], [], waits)[0]:
+                    part = stream.read(_CHUNK_BYTES)
+                    ends = not part
+                    with self._lock:
+                        self._text += decoder.decode(part, final=ends)
+                        self._tell(len(self._text) if ends else self._text.rfind("\n") + 1)
+                else:  # a question, whose line somebody's answer ends
+                    with self._lock:
+                        self._tell(len(self._text))
+
+    def _tell(self, until: int) -> None:
+        if not self._aloud or until <= self._passed:
+            return
+        lines = self._text[self._passed : until].removesuffix("\n").split("\n")
+        self._passed = until
+        for line in lines:
+            told = self._redact(printable(line.rstrip()))
+            if told is not None:
+                self._pass_on(f"{told}\n")
 
 
 def _printed(process: subprocess.Popen[bytes], stdin: bytes, said: _Said) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.errors import StorageError
 from rankzero.provision.record import Record
 from tests.support.cli import Cli
 from tests.support.gone import unread_pipe
@@ -153,7 +154,11 @@ def test_what_nobody_knows_to_be_ours_is_named_with_what_would_delete_it(cli: Cl
 
 SLOW = """
 import os, signal, sys
-def finishes(*_):
+heard = []
+def finishes(number, frame):
+    heard.append(number)
+    if len(heard) > 1:
+        os.write(2, b"heard again\\n")
     open("door").read()
     open("finished", "w")
     sys.exit(1)
@@ -206,6 +211,21 @@ def test_a_stop_of_the_command_alone_is_told_to_its_program(slow: subprocess.Pop
     said = slow.stderr.read()
     assert slow.wait() == 128 + signal.SIGTERM and Path("finished").exists()
     assert "infra.made.json has cluster here" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_after_ctrl_c_is_told_to_its_program_too(slow: subprocess.Popen[str], number: signal.Signals) -> None:
+    """The terminal is closed, say, while the program ends its work: nothing goes on by itself."""
+    assert slow.stderr is not None
+    os.killpg(slow.pid, signal.SIGINT)
+    assert slow.stderr.readline().startswith("waiting for kind to end")
+    slow.send_signal(number)
+    assert slow.stderr.readline() == "heard again\n"
+    with pytest.raises(StorageError, match="another command is at work"), Record(Path("infra.yaml")).held():
+        pass
+    Path("door").write_text("")
+    assert "infra.made.json has cluster here" in slow.stderr.read()
+    assert slow.wait() == 130 and Path("finished").exists()
 
 
 def test_data_that_may_be_others_are_not_deleted_without_asking(cli: Cli, tmp_path: Path) -> None:
