@@ -25,12 +25,12 @@ Answer = tuple[int, str, str]
 def fresh(**changes: Any) -> State:
     """`fail_at`: which call fails, counted from 1; `after`: once it has done what it was to do. `slow`: how often
     things are found unready. `cut`: the status in which the next release is left. `refuse`: words of a call that is
-    refused, each time, as in `said`. `servers`: what contexts lead to. `overwrites`: a context of that name is no
-    hindrance. `untold`: clusters do not say where they are."""
-    nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], "refuse": []}
-    contexts: State = {"servers": {}, "overwrites": False, "untold": False}
-    label = "nebius.com/node-group-id"
-    return {**nothing, **contexts, "project": PROJECT, "elsewhere": {}, "cut": "", "label": label, **changes}
+    refused, each time, as in `said`. `stop`: words after which this process is stopped. `servers`: what contexts lead
+    to. `overwrites`: a context of that name is no hindrance. `untold`: clusters do not say where they are."""
+    calls: State = {"calls": [], "fail_at": 0, "after": False, "slow": 0, "refuse": [], "stop": []}
+    contexts: State = {"contexts": [], "servers": {}, "overwrites": False, "untold": False}
+    things: State = {"things": {}, "elsewhere": {}, "cut": "", "project": PROJECT, "label": "nebius.com/node-group-id"}
+    return {**calls, **contexts, **things, **changes}
 
 
 def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:

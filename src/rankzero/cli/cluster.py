@@ -96,7 +96,11 @@ def delete(
     wanted = opened(file, provider)
     wanted.require(wanted.walk.noted())
     with changing(wanted, file):
-        _delete(wanted, wanted.deletion(with_data=with_data, asks=not yes), yes)
+        deletion = wanted.deletion(with_data=with_data, asks=not yes)
+        _delete(wanted, deletion, yes)
+    if with_data and deletion.kept:
+        what = f"{', '.join(step.title for step in deletion.kept)} is still there, with what is on it"
+        raise UsageError(what, where="--with-data", hint="the same command without --yes asks, and then deletes it")
 
 
 def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:

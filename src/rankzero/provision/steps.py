@@ -263,7 +263,11 @@ class Walk:
         asked_before = self.record.of(step.kind, step.name) is not None
         self.record.put(step.kind, step.name, within=self._within(step, facts))
         for number, command in enumerate(step.make({**self._here, **facts})):
-            answer = self.programs.run(command)
+            answer, stop = self.programs.finish(command)
+            if stop is not None:
+                if answer.code == 0:
+                    self._note(step, facts)
+                raise stop
             if answer.code == 0:
                 continue
             if not answer.leaves_open:
@@ -271,6 +275,15 @@ class Walk:
                 if theirs or self._is_absent(step, facts):
                     self.record.drop(step.kind, step.name)
             raise self.programs.failure(command.words, answer)
+
+    def _note(self, step: Step, facts: Facts) -> None:
+        """The id of what its program made, as far as it can be looked at now: else only its name would tell it."""
+        try:
+            found = step.find(self.programs, facts)
+        except (ServiceError, AccessError):
+            return
+        if found is not None:
+            self.record.put(step.kind, step.name, found.id, within=self._within(step, facts))
 
     def _is_absent(self, step: Step, facts: Facts) -> bool:
         """Whether it is not there for certain. What failed before this look is what a user has to hear of."""

@@ -240,7 +240,11 @@ def test_data_that_may_be_others_are_not_deleted_without_asking(cli: Cli, tmp_pa
     assert agreed.code == 2 and "filesystem mk8s-csi-storage will be deleted WITH ALL THAT IS ON IT" in agreed.out
     assert "it is taken for that by its name alone" in agreed.out
     done = cli("cluster delete -f infra.yaml --with-data --yes")
-    assert done.code == 0 and "filesystem mk8s-csi-storage stays" in done.out and "without --yes asks" in done.out
+    assert "filesystem mk8s-csi-storage stays" in done.out and "without --yes asks" in done.out
+    again = cli("cluster delete -f infra.yaml --with-data --yes")
+    for one in (done, again):
+        assert one.code == 2 and "filesystem mk8s-csi-storage is still there, with what is on it" in one.err
+    assert cli("cluster delete -f infra.yaml --yes").code == 0, "nobody asked for the data"
     things = json.loads(Path("state.json").read_text())["things"]
     assert list(things["filesystem"]) == ["mk8s-csi-storage"] and not things["cluster"]
 

@@ -34,9 +34,10 @@ class StandIns(Programs):
         super().__init__({"NEBIUS_IAM_TOKEN": TOKEN}, self.said.append)
         self.state = state
 
-    def run(self, command: Command) -> Answer:
+    def finish(self, command: Command) -> tuple[Answer, BaseException | None]:
         self.said.append(f"$ {self.shown(command)}")
-        return Answer(*called(self.state, command.words, command.stdin, {"NEBIUS_IAM_TOKEN": TOKEN}))
+        answer = Answer(*called(self.state, command.words, command.stdin, {"NEBIUS_IAM_TOKEN": TOKEN}))
+        return answer, KeyboardInterrupt() if set(self.state["stop"]) & set(command.words) else None
 
 
 class Bench:
@@ -843,16 +844,48 @@ def test_what_is_taken_for_ours_by_its_name_is_said_to_be(bench: Bench) -> None:
     assert [step.kind for step in walk.inventory().ours if walk.is_guessed(step)] == ["filesystem"]
 
 
+@pytest.mark.parametrize(("text", "count"), [(NEBIUS, 5), (KIND, 1)])
+def test_what_was_made_in_spite_of_a_stop_is_known_by_its_id(tmp_path: Path, text: str, count: int) -> None:
+    """After Ctrl-C the program ended its work, and said so: nobody has to guess whose it is."""
+    bench = Bench(tmp_path, text)
+    for stops in range(1, count + 1):
+        bench.state["stop"] = ["create", "upgrade"]
+        with pytest.raises(KeyboardInterrupt):
+            bench.create()
+        entries = json.loads(Record(bench.file).path.read_text())
+        made = [key for key, one in entries.items() if one["id"] and not key.startswith("kubeconfig")]
+        assert len(made) == stops
+    bench.state["stop"] = []
+    bench.create()
+    assert not [one for one in bench.said if "was asked for" in one]
+
+
+def test_a_stop_while_nothing_was_made_yet_notes_no_id(bench: Bench) -> None:
+    """The chart was fetched."""
+    bench.state["stop"] = ["pull"]
+    with pytest.raises(KeyboardInterrupt):
+        bench.create()
+    assert json.loads(Record(bench.file).path.read_text())["chart/csi-mounted-fs-path"]["id"] == ""
+
+
+def test_a_look_that_fails_after_a_stop_is_no_other_end(bench: Bench) -> None:
+    bench.state["stop"] = ["create"]
+    bench.fail_at(5)
+    with pytest.raises(KeyboardInterrupt):
+        bench.create()
+    assert json.loads(Record(bench.file).path.read_text())["cluster/reza-k8s1"]["id"] == ""
+
+
 def test_what_failed_is_said_and_not_that_nobody_could_look_afterwards(bench: Bench) -> None:
     walk, expired = bench.walk(), "rpc error: code = Unauthenticated desc = token expired"
-    run = walk.programs.run
+    finish = walk.programs.finish
 
-    def expires(command: Command) -> Answer:
+    def expires(command: Command) -> tuple[Answer, BaseException | None]:
         if {"filesystem", "create"} <= set(command.words):
             bench.state.update(refuse=["filesystem"], said=expired)
-        return run(command)
+        return finish(command)
 
-    walk.programs.run = expires  # type: ignore[method-assign]
+    walk.programs.finish = expires  # type: ignore[method-assign]
     with pytest.raises(AccessError) as raised:
         walk.create()
     assert raised.value.problems[0].where == "nebius compute filesystem create"
