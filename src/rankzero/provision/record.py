@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -53,10 +54,7 @@ class Record:
     @contextmanager
     def held(self) -> Iterator[None]:
         """For one command at a time, from what the one before has left. Raises StorageError where another has it."""
-        lock = self.path.with_name(f".{self.path.stem}.lock")
-        with storage_errors(lock):
-            file = lock.open("a")
-        with file:  # and let go of by the kernel, however this process ends
+        with os.fdopen(self._lock(), "rb") as file:  # and let go of by the kernel, however this process ends
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -67,6 +65,18 @@ class Record:
                 pass
             self._read()
             yield
+
+    def _lock(self) -> int:
+        """A file for it, which a colleague may have made: then this user may perhaps not write to it, and need not."""
+        lock = self.path.with_name(f".{self.path.stem}.lock")
+        try:
+            try:
+                return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+            except PermissionError:
+                return os.open(lock, os.O_RDONLY)
+        except OSError as error:
+            hint = f"it is kept beside {self._infra.name}: it has to be readable, or its directory writable"
+            raise StorageError(error.strerror or str(error), where=str(lock), hint=hint) from error
 
     def _read(self) -> None:
         self._made.clear()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -929,6 +931,34 @@ def test_two_commands_at_once_do_not_forget_what_the_other_made(bench: Bench) ->
         assert len(second.record.titles) == 6, "what the first has made since"
         second.delete(second.inventory().ours, second.inventory())
     assert bench.things == {} and not second.record.path.exists()
+
+
+def test_a_colleague_who_may_not_write_to_the_lock_has_it_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever came first has made it, with the rights that files have; the directory is of both."""
+    real = os.open
+
+    def refuses(path: str, flags: int, mode: int = 0o777, **options: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, mode, **options)
+
+    record = bench.walk().record
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuses)
+        with pytest.raises(StorageError, match="infra.made.lock") as raised, record.held():
+            pass
+        assert "output_dir" not in str(raised.value) and "beside infra.yaml" in raised.value.problems[0].hint
+    with record.held():
+        pass
+    monkeypatch.setattr(os, "open", refuses)
+    with (
+        record.held(),
+        pytest.raises(StorageError, match="another command is at work"),
+        Record(bench.file).held(),
+    ):
+        pass
 
 
 def test_a_record_that_cannot_be_read_is_no_empty_one(bench: Bench) -> None:
