@@ -134,7 +134,9 @@ Choose = Callable[[Sequence[Labels], Facts], Sequence[bool]]
 """Which hosts of a cluster are those that were asked for, each by its labels."""
 
 
-def nodes_ready(count: int, choose: Choose, needs: tuple[str, ...] = ("kubeconfig",)) -> Step:
+def nodes_ready(
+    count: int, choose: Choose, needs: tuple[str, ...] = ("kubeconfig",), made_with: str | None = None
+) -> Step:
     """Waits until so many hosts are, of those that `choose` says."""
 
     def find(programs: Programs, facts: Facts) -> Found | None:
@@ -145,7 +147,7 @@ def nodes_ready(count: int, choose: Choose, needs: tuple[str, ...] = ("kubeconfi
         ready = sum(_is_ready(node) for node, one in zip(nodes, chosen, strict=True) if one)
         return Found(str(ready), ready=ready >= count)
 
-    return Step("hosts", f"({count} of them)", find, needs=needs)
+    return Step("hosts", f"({count} of them)", find, needs=needs, made_with=made_with)
 
 
 def _is_ready(node: Mapping[str, object]) -> bool:

@@ -14,6 +14,7 @@ from rankzero.spec.infra_spec import InfraSpec
 from rankzero.wording import listed
 
 LOOK_SECONDS = 15.0
+_TAKEN_DOWN = "`rankzero cluster delete` takes down what was made from this file"
 Facts = Mapping[str, str]
 """Id of each thing by its kind, or whatever commands call it; and `directory`, where infra.yaml is."""
 
@@ -72,6 +73,8 @@ class Step:
     one that is new. It goes with what it is inside of, unless it was there before."""
     inside: str | None = None
     """Kind of the step that it is gone with."""
+    made_with: str | None = None
+    """Kind of the step whose commands make it, too: where nobody said that they had ended, it may never be ready."""
     data: bool = False
     """People's data are on it."""
     programs: tuple[str, ...] = ()
@@ -331,9 +334,15 @@ class Walk:
     def _ready(self, step: Step, facts: Facts, found: Found) -> Found:
         until = self.clock() + self.ready_seconds
         while not _usable(found).ready:
+            for other in self.steps:
+                if other.kind == step.made_with and self.is_guessed(other):
+                    what = f"{step.title} is not ready, and nobody said that {other.title} was made to its end"
+                    hint = f"give the same command again, in case it is starting still; else {_TAKEN_DOWN}"
+                    raise ServiceError(what, where=step.kind, hint=hint)
             if self.clock() >= until:
                 what = f"{step.title} is not ready after {self.ready_seconds:.0f} s"
-                raise ServiceError(what, where=step.kind, hint="give the same command again: it goes on waiting")
+                hint = f"give the same command again: it goes on waiting; {_TAKEN_DOWN}"
+                raise ServiceError(what, where=step.kind, hint=hint)
             self.say(f"waiting for {step.title}")
             self.sleep(LOOK_SECONDS)
             found = step.find(self.programs, facts) or found

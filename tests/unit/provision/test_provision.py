@@ -386,8 +386,9 @@ def test_hosts_of_others_are_not_those_that_are_waited_for(tmp_path: Path, text:
     thing["unready"] = True
     if kind == "node-group":
         bench.state["things"][kind]["cpus"] = {"id": "g", "looks": 0, "options": {"--fixed-node-count": "8"}}
-    with pytest.raises(ServiceError, match="hosts .2 of them. is not ready"):
+    with pytest.raises(ServiceError, match="hosts .2 of them. is not ready after 1800 s") as raised:
         bench.create()
+    assert "`rankzero cluster delete` takes" in raised.value.problems[0].hint
     thing["unready"] = False
     assert bench.create()["hosts"] == "2"
 
@@ -579,6 +580,23 @@ def test_a_cluster_of_containers_that_was_left_half_made_is_no_cluster(tmp_path:
     assert bench.delete() == ["cluster"] and bench.things == {}
     bench.create()
     assert bench.things == {"kind": ["here"]}
+
+
+def test_hosts_of_a_cluster_of_containers_that_was_cut_off_are_not_waited_for(tmp_path: Path) -> None:
+    """kind was killed once its control plane ran: that has a kubeconfig, and no network, and never will have one."""
+    bench = Bench(tmp_path, KIND, refuse=["create"], said="ERROR: killed", after=True)
+    with pytest.raises(ServiceError, match="killed"):
+        bench.create()
+    bench.state["refuse"] = []
+    bench.state["things"]["kind"]["here"]["unready"] = True
+    for _ in range(2):
+        with pytest.raises(ServiceError, match="hosts .2 of them. is not ready, and nobody said") as raised:
+            bench.create()
+        assert "`rankzero cluster delete` takes" in raised.value.problems[0].hint
+    assert not bench.slept
+    bench.state["things"]["kind"]["here"]["unready"] = False
+    assert bench.create()["hosts"] == "2", "it was starting still"
+    assert bench.delete() == ["cluster"] and bench.things == {}
 
 
 def test_an_outage_is_no_answer(bench: Bench) -> None:

@@ -18,7 +18,7 @@ class Kind:
 
     def steps(self, spec: InfraSpec) -> list[Step]:
         """The cluster, access to it, and whether its hosts are ready."""
-        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count, _workers)]
+        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count, _workers, made_with="cluster")]
 
 
 PROVIDER = Kind()
