@@ -65,7 +65,7 @@ def create(file: FileOption, provider: ProviderOption = None) -> None:
     wanted.require()
     tell("\n".join(shown(wanted.plan(look=False))))
     tell("this is all of it; what is there already is not made again\n")
-    with changing(wanted, file):
+    with changing(wanted, file, provider):
         facts = wanted.create()
     tell(f"\ncluster {wanted.spec.name} is ready. For cluster.yaml:\n  context: {facts['kubeconfig']}")
     chart = wanted.spec.chart
@@ -78,7 +78,7 @@ def credentials(file: FileOption, provider: ProviderOption = None) -> None:
     """Give this machine's kubeconfig access to a cluster that is there."""
     wanted = opened(file, provider)
     wanted.require(wanted.walk.taken(["kubeconfig"]))
-    with changing(wanted, file):
+    with changing(wanted, file, provider):
         context = wanted.credentials()
     tell(f"context: {context}")
 
@@ -95,7 +95,7 @@ def delete(
     """Take down what create made, and nothing else. File systems stay, unless asked for."""
     wanted = opened(file, provider)
     wanted.require(wanted.walk.noted())
-    with changing(wanted, file):
+    with changing(wanted, file, provider):
         deletion = wanted.deletion(with_data=with_data, asks=not yes)
         _delete(wanted, deletion, yes)
     if with_data and deletion.kept:
@@ -123,7 +123,7 @@ def _delete(wanted: Provisioning, deletion: Deletion, yes: bool) -> None:
 
 
 @contextmanager
-def changing(wanted: Provisioning, file: str) -> Iterator[None]:
+def changing(wanted: Provisioning, file: str, provider: Provider | None) -> Iterator[None]:
     """One command at a time, which says what it leaves where it is stopped."""
     from rankzero.cli.cluster_option import say
     from rankzero.cli.undoing import undone_where_stopped
@@ -136,7 +136,8 @@ def changing(wanted: Provisioning, file: str) -> Iterator[None]:
                 raise
             left = ", ".join(wanted.walk.record.titles) or "nothing"
             what = f"stopped; {wanted.walk.record.path} has {left}: the same command goes on from here"
-            say(f"{what}, and `rankzero cluster delete -f {shlex.quote(file)}` takes it down")
+            chosen = () if provider is None else ("--provider", provider)
+            say(f"{what}, and `{shlex.join(('rankzero', 'cluster', 'delete', '-f', file, *chosen))}` takes it down")
             raise
 
 

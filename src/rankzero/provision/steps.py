@@ -161,7 +161,9 @@ class Walk:
             redo = self._redo(step, facts, found)
             if found is not None and redo is None:
                 facts[step.kind] = _usable(found).id
-                planned.append((step, None))
+                planned.append((step, None if found.ready or step.is_made else []))
+                if not found.ready:
+                    self.say(f"{step.title} is not ready: create waits for it")
                 for note in found.notes:
                     self.say(note)
             else:

@@ -176,10 +176,10 @@ def slow(cli: Cli, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`cluster create` in a terminal of its own, in the middle of what kind does."""
     program(tmp_path / "bin", "kind", SLOW)
     program(tmp_path / "bin", "kubectl", "")
-    Path("infra.yaml").write_text(KIND)
+    Path("infra.yaml").write_text(KIND.replace("provider: kind\n", ""))
     for name in ("begun", "door"):
         os.mkfifo(name)
-    words = [sys.executable, "-m", "rankzero", "cluster", "create", "-f", "infra.yaml"]
+    words = [sys.executable, "-m", "rankzero", "cluster", "create", "-f", "infra.yaml", "--provider", "kind"]
     with subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as typed:
@@ -199,7 +199,8 @@ def test_a_program_ends_its_work_after_ctrl_c_and_is_killed_by_another(slow: sub
         os.killpg(slow.pid, signal.SIGINT)
     said = slow.stderr.read()
     assert slow.wait() == 130 and Path("finished").exists() == (times == 1)
-    assert "infra.made.json has cluster here" in said and "`rankzero cluster delete -f infra.yaml` takes it" in said
+    assert "infra.made.json has cluster here" in said
+    assert "`rankzero cluster delete -f infra.yaml --provider kind` takes it down" in said
 
 
 def test_a_stop_of_the_command_alone_is_told_to_its_program(slow: subprocess.Popen[str]) -> None:

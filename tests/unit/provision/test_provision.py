@@ -507,6 +507,16 @@ def test_a_plan_of_what_is_all_there_has_nothing_to_make(bench: Bench) -> None:
     assert [step.kind for step, commands in bench.walk().plan() if commands] == ["kubeconfig", "chart"]
 
 
+def test_a_plan_says_what_is_there_and_not_ready(bench: Bench) -> None:
+    bench.create()
+    bench.state["things"]["node-group"]["mk8s-node-group-reza"]["unready"] = True
+    assert bench.walk().plan()[-1][1] == [], "hosts are looked for"
+    assert "hosts (2 of them) is not ready: create waits for it" in bench.said
+    bench.state["things"]["cluster"]["reza-k8s1"]["state"] = "PROVISIONING"
+    assert [step.kind for step, commands in bench.walk().plan() if commands] == ["kubeconfig"], "nothing is made twice"
+    assert "cluster reza-k8s1 is not ready: create waits for it" in bench.said
+
+
 def test_a_group_that_does_not_say_how_many_it_has_is_taken_as_it_is(bench: Bench) -> None:
     """One that grows and shrinks by itself, say."""
     bench.create()
