@@ -117,6 +117,8 @@ def root(
 def main() -> None:
     """Run the command line and exit with the code that its outcome has."""
     debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
+    if sys.stdin is None:  # it was closed before Python began: nobody is there to be asked
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - open till the end
     if sys.argv[1:2] and sys.argv[1] in _ASK_THE_HUB:
         said = adopt_hub_variables(os.environ)
         if said and is_first_here():

@@ -250,6 +250,16 @@ def test_data_that_may_be_others_are_not_deleted_without_asking(cli: Cli, tmp_pa
     assert list(things["filesystem"]) == ["mk8s-csi-storage"] and not things["cluster"]
 
 
+def test_a_closed_stdin_is_nobody_to_ask(cli: Cli, tmp_path: Path) -> None:
+    """`rankzero cluster delete … <&-`: Python has none then."""
+    installed(tmp_path / "bin", "kind", "kubectl")
+    Path("infra.yaml").write_text(KIND)
+    assert cli("cluster create -f infra.yaml").code == 0
+    line = f"{sys.executable} -m rankzero cluster delete -f infra.yaml <&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "there is nobody to ask" in done.stderr
+
+
 def test_one_command_at_a_time(cli: Cli, tmp_path: Path) -> None:
     installed(tmp_path / "bin", "kind", "kubectl")
     Path("infra.yaml").write_text(KIND)
