@@ -12,8 +12,8 @@ import rankzero
 from rankzero.errors import RankzeroError, StopNow
 
 SOURCE = Path(rankzero.__file__).parent
-OUTERMOST = {"cli/train.py", "cli/serve.py", "cli/undoing.py", "engine/signals.py"}
-"""Where a stop becomes what a user reads."""
+OUTERMOST = {"cli/train.py", "cli/serve.py", "cli/undoing.py", "engine/signals.py", "provision/programs.py"}
+"""Where a stop becomes what a user reads, or is raised again once a program of others has ended."""
 
 
 def names_in(node: ast.expr | None) -> set[str]:

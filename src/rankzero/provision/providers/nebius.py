@@ -193,7 +193,7 @@ def _of_hosts(nodes: NodesSpec, value: Mapping[str, Any], facts: Facts) -> dict[
         "drivers": ((has.get("gpu_settings") or {}).get("drivers_preset", "none") if has else None, nodes.drivers),
         "boot_disk_type": (disk.get("type"), nodes.boot_disk_type),
         "boot_disk_gib": (_gib(disk), nodes.boot_disk_gib),
-        "service account": (has.get("service_account_id", "none") if has else None, account),
+        "service account": ((has.get("service_account_id") or "none") if has else None, account),
     }
 
 
