@@ -59,7 +59,7 @@ def parsed(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             options["--"] = left.pop(0)
         elif word.startswith("--"):
             name, equals, value = word.partition("=")
-            flag = name in ("--external", "--install", "--deployed") or (not left or left[0].startswith("--"))
+            flag = name in ("--external", "--internal", "--install") or (not left or left[0].startswith("--"))
             options[name] = value if equals else "" if flag else left.pop(0)
         else:
             rest.append(word)
@@ -80,7 +80,7 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         if "nebius-mk8s" in state["contexts"] and not state["overwrites"]:
             return 1, "", "context nebius-mk8s already exists in the kubeconfig"
         state["contexts"] = [*(one for one in state["contexts"] if one != "nebius-mk8s"), "nebius-mk8s"]
-        state["servers"]["nebius-mk8s"] = f"https://{options['--id']}.example.com:443"
+        state["servers"]["nebius-mk8s"] = endpoint(options["--id"], "pu" if "--external" in options else "pr")
         return 0, "", ""
     if verb == "delete":
         return deleted(there, kind, options["--id"])
@@ -102,10 +102,15 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         spec |= SPECS[kind](thing["options"])
     if kind == "cluster" and not state["untold"]:
         asked = thing.get("options", {}).get("--control-plane-endpoints-public-endpoint", "true")
-        public = {"public_endpoint": f"{thing['id']}.example.com"} if asked == "true" else {}
-        there = public if status["state"] == "RUNNING" else {}
-        status["control_plane"] = {"endpoints": {"private_endpoint": "10.0.0.1", **there}}
+        told = {"private_endpoint": endpoint(thing["id"], "pr")}
+        if asked == "true" and status["state"] == "RUNNING":
+            told["public_endpoint"] = endpoint(thing["id"], "pu")
+        status["control_plane"] = {"endpoints": told}
     return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "spec": spec, "status": status}), ""
+
+
+def endpoint(cluster: str, whose: str) -> str:
+    return f"https://{whose}.{cluster}.example.com:443"
 
 
 def of_cluster(options: Mapping[str, str]) -> dict[str, Any]:

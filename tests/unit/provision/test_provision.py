@@ -685,8 +685,16 @@ def test_a_wrong_context_that_an_older_version_noted_is_not_deleted(bench: Bench
 
 def test_access_through_a_tunnel_is_that_to_the_cluster(bench: Bench) -> None:
     bench.create()
-    bench.state["servers"]["nebius-mk8s"] = "https://127.0.0.1:6443 cluster-reza-k8s1.example.com"
+    bench.state["servers"]["nebius-mk8s"] = "https://127.0.0.1:6443 pu.cluster-reza-k8s1.example.com"
     assert bench.create()["kubeconfig"] == "nebius-mk8s"
+
+
+def test_access_from_within_the_network_is_that_to_the_cluster(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, f"{NEBIUS}public_endpoint: false\n", contexts=["production"])
+    for _ in range(2):
+        assert bench.create()["kubeconfig"] == "nebius-mk8s"
+    bench.file.write_text(NEBIUS)
+    assert bench.create()["kubeconfig"] == "nebius-mk8s", "it leads there all the same"
 
 
 def test_a_context_that_the_program_has_overwritten_is_that_of_the_cluster(bench: Bench) -> None:
