@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from rankzero.errors import RankzeroError
-from rankzero.redaction import Redactor
+from rankzero.redaction import LineRedactor, Redactor
 from rankzero.stderr import write_stderr
 
 STAMPS_VARIABLE = "RANKZERO_LOG_STAMPS"
@@ -54,11 +54,13 @@ class Output:
 
     def _copy(self, reading: int, prefix: str, last_words: Path | None) -> None:
         last: deque[str] = deque(maxlen=LAST_LINES)
+        redact = LineRedactor(self.redact)
         with os.fdopen(reading, encoding="utf-8", errors="replace", newline="\n") as lines:
             for line in lines:
                 last.append(line)
-                self._write(f"{prefix}{line}" if line.endswith("\n") else f"{prefix}{line}\n")
-
+                told = redact(line)
+                if told is not None:
+                    self._write(f"{prefix}{told}" if told.endswith("\n") else f"{prefix}{told}\n")
         if last_words is None:
             return
         with suppress(OSError):  # the directory goes when the start is over

@@ -34,6 +34,24 @@ def test_lines_stay_whole_and_are_told_apart(capfd: pytest.CaptureFixture[str]) 
     assert "[NODE] three [hidden]" in lines
 
 
+def test_no_line_of_a_private_key_is_copied(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A key goes over several lines, between which come those of other ranks."""
+    output = Output(Redactor({}))
+    first, second = output.pipe("", tmp_path / "last"), output.pipe("[rank 1] ")
+    for line in ("-----BEGIN PRIVATE KEY-----", "MIIEvQIBADAN", "Bgkqhkn=", "-----END PRIVATE KEY-----", "step 1"):
+        first.write(f"{line}\n".encode())
+        first.flush()
+        second.write(b"done\n")
+        second.flush()
+    first.close()
+    second.close()
+    output.flush()
+    said = capfd.readouterr().err
+    assert "MIIE" not in said and "Bgkq" not in said and "step 1\n" in said
+    assert said.count("[rank 1] done\n") == 5
+    assert "MIIE" not in (tmp_path / "last").read_text()
+
+
 def test_the_message(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.metrics.write_text('{"step": 3}\n{"step": 4}\n')
