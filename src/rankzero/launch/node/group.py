@@ -1,7 +1,8 @@
 """One command in a warm pod and all processes that come of it: started, watched, ended. Knows nothing of what it does.
 
 `python -m rankzero.launch.node.group ROOT run ORDER` runs a command after ending the one before, and leaves with its
-exit code; `… ROOT end` ends what runs. ROOT/group.json says which process leads the group.
+exit code; `… ROOT end ID` ends the command of that order, or keeps it from starting, and `… ROOT end` whatever runs.
+ROOT/group.json says which process leads the group, ROOT/ended/ID that an order is not to go on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -26,48 +28,83 @@ MARK_VARIABLE = "RANKZERO_DEV_RUN"
 """In the environment of all that a command starts: launchers put their workers into groups of their own."""
 _POLL_SECONDS = 0.05
 _NOT_STARTED = 127
+_ENDED = 128 + signal.SIGTERM
 
 
-def run(root: Path, command: Sequence[str], env: Mapping[str, str], work: Path, grace: float = GRACE_SECONDS) -> int:
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command, as whoever wants it run says it."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    grace: float = GRACE_SECONDS
+    """From SIGTERM to SIGKILL."""
+    id: str = ""
+    """What `end` knows it by; nothing where an older rankzero gives it."""
+
+
+def run(root: Path, order: Order, work: Path) -> int:
     """End what ran before, run a command with its two outputs as one, and return its exit code as a shell would say it.
 
     What the command leaves running ends with it. Raises BrokenPipeError where nobody listens any more, after ending it.
     """
     end_group(root)
     try:
-        process, mark = begin(root, command, env, work, grace)
+        return _ENDED if _is_ended(root, order) else _run(root, order, work)
+    finally:
+        if order.id:
+            _note_of(root, order.id).unlink(missing_ok=True)
+
+
+def _run(root: Path, order: Order, work: Path) -> int:
+    try:
+        process, mark = begin(root, order, work)
     except OSError as error:
-        print(f"{command[0]}: {error.strerror}", flush=True)
+        print(f"{order.command[0]}: {error.strerror}", flush=True)
         return _NOT_STARTED
     try:
-        code = _wait(process)
+        # Whoever ends it now finds the group; whoever did before has left a note.
+        code = _ENDED if _is_ended(root, order) else _wait(process)
     finally:
         end_group(root, meanwhile=process.poll, only=mark)
     return code if code >= 0 else 128 - code
 
 
-def begin(
-    root: Path,
-    command: Sequence[str],
-    env: Mapping[str, str],
-    work: Path,
-    grace: float = GRACE_SECONDS,
-    output: IO[bytes] | None = None,
-) -> tuple[subprocess.Popen[bytes], str]:
+def end(root: Path, order: str) -> None:
+    """End the command of an order, or keep it from starting: the order may be on its way, or wait for the command
+    before to save."""
+    note = _note_of(root, order)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+    finally:  # what runs is ended on a full disk, too
+        end_group(root, only=order)
+
+
+def _note_of(root: Path, order: str) -> Path:
+    return root / "ended" / order
+
+
+def _is_ended(root: Path, order: Order) -> bool:
+    return bool(order.id) and _note_of(root, order.id).exists()
+
+
+def begin(root: Path, order: Order, work: Path, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """Start a command as ROOT's group, its two outputs as one. Returns it and the mark of all that comes of it. Raises
     OSError."""
     mark = uuid4().hex
     work.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        command,
+        order.command,
         cwd=work,
-        env={**os.environ, **env, MARK_VARIABLE: mark},
+        env={**os.environ, **order.env, MARK_VARIABLE: mark},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         process_group=0,
     )
-    note = {"leader": process.pid, "started": _started(process.pid), "mark": mark, "grace": grace}
+    note = {"leader": process.pid, "started": _started(process.pid), "mark": mark, "grace": order.grace}
+    note["order"] = order.id
     _write(root / "group.json", json.dumps(note))
     return process, mark
 
@@ -85,13 +122,13 @@ def leads(root: Path) -> int | None:
 def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, only: str | None = None) -> bool:
     """SIGTERM to the group, when its leader is gone to what else it has started, and SIGKILL to all that is left after
     the grace period. Returns whether there was anything. With `only`, nothing is done unless the group is still the one
-    of this mark."""
+    of this mark, or order."""
     try:
         note = json.loads((root / "group.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
     leader, mark = int(note["leader"]), str(note["mark"])
-    if only not in (None, mark):
+    if only not in (None, mark, note.get("order")):
         return False
     if not _alive(leader, note["started"], mark):
         return False
@@ -167,10 +204,11 @@ def main() -> None:
     root, verb = Path(sys.argv[1]), sys.argv[2]
     root.mkdir(parents=True, exist_ok=True)
     if verb == "end":
-        end_group(root)
+        end(root, sys.argv[3]) if len(sys.argv) > 3 else end_group(root)
         return
-    order = json.loads(sys.argv[3])
-    sys.exit(run(root, order["command"], order["env"], root / order["work"], order["grace"]))
+    told = json.loads(sys.argv[3])
+    order = Order(told["command"], told["env"], told["grace"], told.get("id", ""))
+    sys.exit(run(root, order, root / told["work"]))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rankzero.launch.node.group import begin, end_group, leads
+from rankzero.launch.node.group import Order, begin, end_group, leads
 
 PLACE = "jupyter"
 """Below the root: a group of its own, which `dev run` does not end."""
@@ -71,7 +71,7 @@ def _started(home: Path, work: Path, token: str) -> dict[str, Any]:
         file.write(token.encode())
     _let_notebooks_import(home, work)
     with _private(home / "log") as log:
-        process, _ = begin(home, _command(module, port, work), _env(home), work, output=log)
+        process, _ = begin(home, Order(_command(module, port, work), _env(home)), work, output=log)
     try:
         _wait(process, port)
     except NotListeningError as error:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from uuid import uuid4
 
 from rankzero.errors import INTERRUPTED, RankzeroError, ServiceError
 from rankzero.launch.backend import Backend
@@ -58,11 +59,10 @@ def run_together(
     Returns the exit code of the first that failed, 0 where none did, and INTERRUPTED after Ctrl-C, which ends all.
     Raises ServiceError where a pod is lost; the others are ended.
     """
-    orders = {
-        pod.name: json.dumps({"command": list(command), "env": dict(env[pod.name]), "work": WORK, "grace": grace})
-        for pod in pods
-    }
-    return _Together(backend, pods, orders, line).run()
+    order = uuid4().hex
+    told = {"id": order, "command": list(command), "work": WORK, "grace": grace}
+    orders = {pod.name: json.dumps({**told, "env": dict(env[pod.name])}) for pod in pods}
+    return _Together(backend, pods, order, orders, line).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,11 @@ class _Over:
 
 
 class _Together:
-    def __init__(self, backend: Backend, pods: Sequence[WarmPod], orders: Mapping[str, str], line: Line) -> None:
-        self._backend, self._pods, self._orders, self._line = backend, {pod.name: pod for pod in pods}, orders, line
+    def __init__(
+        self, backend: Backend, pods: Sequence[WarmPod], order: str, orders: Mapping[str, str], line: Line
+    ) -> None:
+        self._backend, self._pods, self._line = backend, {pod.name: pod for pod in pods}, line
+        self._order, self._orders = order, orders
         self._news: queue.SimpleQueue[tuple[str, str | _Over]] = queue.SimpleQueue()
         self._left = set(self._pods)
         self._failed: _Over | None = None
@@ -134,7 +137,7 @@ class _Together:
 
     def _end_one(self, name: str) -> None:
         try:
-            self._backend.execute(name, [*_PROGRAM, "end"], lambda _data: None)
+            self._backend.execute(name, [*_PROGRAM, "end", self._order], lambda _data: None)
         except RankzeroError as error:
             self._news.put((name, _Over(int(error.exit_code), error)))
 

@@ -1,0 +1,118 @@
+"""Commands of a warm pod, each a process of its own as a pod runs them: which ends which, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_PROGRAM = [sys.executable, "-P", "-m", "rankzero.launch.node.group"]
+SAVES = """
+import pathlib, signal, sys, time
+
+
+def save(*_):
+    print("told", flush=True)
+    while not pathlib.Path("saved").exists():
+        time.sleep(0.01)
+    sys.exit(75)
+
+
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(600)
+"""
+"""Leaves when a file is there; until then it saves."""
+LEAVES_A_FILE = "open('new', 'w').close()"
+
+
+def until(true: Callable[[], object]) -> None:
+    """Raises where it does not come."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@dataclass
+class Pod:
+    """ROOT of a warm pod."""
+
+    root: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    def run(self, script: str, grace: float = 600.0, **more: str) -> subprocess.Popen[str]:
+        """Start a script as a command."""
+        told = {"command": [sys.executable, "-c", script], "env": {}, "work": "work", "grace": grace, **more}
+        words = [*_PROGRAM, str(self.root), "run", json.dumps(told)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        self.started.append(process)
+        return process
+
+    def end(self, *order: str) -> None:
+        subprocess.run([*_PROGRAM, str(self.root), "end", *order], check=True)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    made = Pod(tmp_path / "pod")
+    made.work.mkdir(parents=True)
+    yield made
+    (made.work / "saved").touch()
+    made.end()
+    for process in made.started:
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_an_order_that_is_ended_while_the_earlier_command_still_saves_starts_nothing(pod: Pod) -> None:
+    earlier = pod.run(SAVES, id="1")
+    assert line(earlier) == "up"
+    later = pod.run(LEAVES_A_FILE, id="2")
+    assert line(earlier) == "told"
+    pod.end("2")
+    assert earlier.poll() is None, "it still saves"
+    (pod.work / "saved").touch()
+    assert (later.wait(60), earlier.wait(60)) == (143, 75)
+    assert not (pod.work / "new").exists()
+
+
+def test_one_that_is_ended_before_it_came_starts_nothing(pod: Pod) -> None:
+    pod.end("1")
+    assert pod.run(LEAVES_A_FILE, id="1").wait(60) == 143
+    assert not (pod.work / "new").exists()
+    assert pod.run(LEAVES_A_FILE, id="2").wait(60) == 0
+    assert [path.name for path in pod.root.rglob("*") if path.is_file()] == ["group.json", "new"], "no note stays"
+
+
+def test_the_order_of_another_leaves_a_command_alone(pod: Pod) -> None:
+    first = pod.run(SAVES, id="1")
+    assert line(first) == "up"
+    pod.end("2")
+    assert first.poll() is None
+    (pod.work / "saved").touch()
+    pod.end("1")
+    assert first.wait(60) == 75
+
+
+def test_an_older_rankzero_names_no_order(pod: Pod) -> None:
+    first = pod.run(SAVES)
+    assert line(first) == "up"
+    (pod.work / "saved").touch()
+    pod.end()
+    assert first.wait(60) == 75
