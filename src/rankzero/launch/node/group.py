@@ -15,10 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
+
+from rankzero.errors import ExitCode
 
 GRACE_SECONDS = 10.0
 """From SIGTERM to SIGKILL, where an order does not say."""
@@ -58,9 +60,13 @@ def run(root: Path, order: Order, work: Path) -> int:
 
 def _run(root: Path, order: Order, work: Path) -> int:
     try:
+        work.mkdir(parents=True, exist_ok=True)
         process, mark = begin(root, order, work)
+    except UnnotedError as error:
+        print(f"not started: {error.filename}: {error.strerror}", flush=True)
+        return ExitCode.STORAGE
     except OSError as error:
-        print(f"{order.command[0]}: {error.strerror}", flush=True)
+        print(f"{error.filename or order.command[0]}: {error.strerror}", flush=True)
         return _NOT_STARTED
     try:
         # Whoever ends it now finds the group; whoever did before has left a note.
@@ -89,60 +95,104 @@ def _is_ended(root: Path, order: Order) -> bool:
     return bool(order.id) and _note_of(root, order.id).exists()
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What ROOT/group.json says."""
+
+    mark: str
+    grace: float
+    order: str = ""
+    leader: int = 0
+    started: str = ""
+    """When the leader did. Nothing until it is known: what comes of the command is found by its mark."""
+
+    @classmethod
+    def read(cls, root: Path) -> _Group | None:
+        try:
+            note = json.loads((root / "group.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        order, leader, started = note.get("order", ""), note.get("leader", 0), note.get("started", "")
+        return cls(note["mark"], note["grace"], order, leader, started)
+
+    def write(self, root: Path) -> None:
+        """Raises UnnotedError."""
+        path = root / "group.json"
+        staged = path.with_suffix(".new")
+        try:
+            staged.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            staged.replace(path)
+        except OSError as error:
+            raise UnnotedError(error.errno, error.strerror, str(path)) from error
+
+    def is_led(self) -> bool:
+        """Whether its leader runs."""
+        return bool(self.started) and _started(self.leader) == self.started
+
+    def is_alive(self) -> bool:
+        """Whether anything of it runs."""
+        return self.is_led() or bool(_marked(self.mark))
+
+    def signal(self, number: int) -> None:
+        """To the leader's group, unless its number is another process's by now."""
+        if self.started and _started(self.leader) in ("", self.started):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.leader, number)
+
+
+class UnnotedError(OSError):
+    """A command is not started, since nobody could find again what comes of it."""
+
+
 def begin(root: Path, order: Order, work: Path, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """Start a command as ROOT's group, its two outputs as one. Returns it and the mark of all that comes of it. Raises
-    OSError."""
-    mark = uuid4().hex
-    work.mkdir(parents=True, exist_ok=True)
+    UnnotedError, or OSError where it cannot be started."""
+    group = _Group(uuid4().hex, order.grace, order.id)
+    group.write(root)
     process = subprocess.Popen(
         order.command,
         cwd=work,
-        env={**os.environ, **order.env, MARK_VARIABLE: mark},
+        env={**os.environ, **order.env, MARK_VARIABLE: group.mark},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         process_group=0,
     )
-    note = {"leader": process.pid, "started": _started(process.pid), "mark": mark, "grace": order.grace}
-    note["order"] = order.id
-    _write(root / "group.json", json.dumps(note))
-    return process, mark
+    led = replace(group, leader=process.pid, started=_started(process.pid))
+    try:
+        led.write(root)
+    except UnnotedError:
+        led.signal(signal.SIGKILL)
+        _signal_marked(led.mark, signal.SIGKILL)
+        process.wait()
+        raise
+    return process, group.mark
 
 
 def leads(root: Path) -> int | None:
     """The process that leads ROOT's group, while it runs."""
-    try:
-        note = json.loads((root / "group.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    leader = int(note["leader"])
-    return leader if _started(leader) == note["started"] else None
+    group = _Group.read(root)
+    return group.leader if group is not None and group.is_led() else None
 
 
 def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, only: str | None = None) -> bool:
     """SIGTERM to the group, when its leader is gone to what else it has started, and SIGKILL to all that is left after
     the grace period. Returns whether there was anything. With `only`, nothing is done unless the group is still the one
     of this mark, or order."""
-    try:
-        note = json.loads((root / "group.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    group = _Group.read(root)
+    if group is None or only not in (None, group.mark, group.order) or not group.is_alive():
         return False
-    leader, mark = int(note["leader"]), str(note["mark"])
-    if only not in (None, mark, note.get("order")):
-        return False
-    if not _alive(leader, note["started"], mark):
-        return False
-    _signal(leader, note["started"], signal.SIGTERM)
-    deadline = time.monotonic() + float(note["grace"])
+    group.signal(signal.SIGTERM)
+    deadline = time.monotonic() + group.grace
     orphans_told = False
-    while _alive(leader, note["started"], mark) and time.monotonic() < deadline:
-        if not orphans_told and _started(leader) != note["started"]:  # nobody else would tell them
+    while group.is_alive() and time.monotonic() < deadline:
+        if not orphans_told and not group.is_led():  # nobody else would tell them
             orphans_told = True
-            _signal_marked(mark, signal.SIGTERM)
+            _signal_marked(group.mark, signal.SIGTERM)
         meanwhile()
         time.sleep(_POLL_SECONDS)
-    _signal(leader, note["started"], signal.SIGKILL)
-    _signal_marked(mark, signal.SIGKILL)
+    group.signal(signal.SIGKILL)
+    _signal_marked(group.mark, signal.SIGKILL)
     return True
 
 
@@ -154,21 +204,10 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             os.write(2, b"\0")
 
 
-def _signal(leader: int, started: str, number: int) -> None:
-    """To the group, unless its number is another process's by now."""
-    if _started(leader) in ("", started):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader, number)
-
-
 def _signal_marked(mark: str, number: int) -> None:
     for pid in _marked(mark):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _alive(leader: int, started: str, mark: str) -> bool:
-    return _started(leader) == started or bool(_marked(mark))
 
 
 def _started(pid: int) -> str:
@@ -191,12 +230,6 @@ def _marked(mark: str) -> list[int]:
                 if needle in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                     found.append(int(entry))
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    staged = path.with_suffix(".new")
-    staged.write_text(text, encoding="utf-8")
-    staged.replace(path)
 
 
 def main() -> None:

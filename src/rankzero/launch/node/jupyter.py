@@ -70,6 +70,7 @@ def _started(home: Path, work: Path, token: str) -> dict[str, Any]:
     with _private(home / _PLACES["JUPYTER_TOKEN_FILE"]) as file:
         file.write(token.encode())
     _let_notebooks_import(home, work)
+    work.mkdir(parents=True, exist_ok=True)
     with _private(home / "log") as log:
         process, _ = begin(home, Order(_command(module, port, work), _env(home)), work, output=log)
     try:

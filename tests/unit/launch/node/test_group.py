@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from rankzero.launch.node import group
 
 _PROGRAM = [sys.executable, "-P", "-m", "rankzero.launch.node.group"]
 SAVES = """
@@ -116,3 +119,32 @@ def test_an_older_rankzero_names_no_order(pod: Pod) -> None:
     (pod.work / "saved").touch()
     pod.end()
     assert first.wait(60) == 75
+
+
+def test_a_command_that_nobody_could_find_again_is_not_started(pod: Pod) -> None:
+    """As on a full disk."""
+    (pod.root / "group.new").mkdir()
+    process = pod.run(LEAVES_A_FILE, id="1")
+    assert line(process) == f"not started: {pod.root}/group.json: Is a directory"
+    assert process.wait(60) == 74
+    assert not (pod.work / "new").exists()
+
+
+def test_where_its_leader_cannot_be_noted_it_is_ended_at_once(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import os, time; open('new', 'w').write(str(os.getpid())); time.sleep(600)"
+    real = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if not (pod.root / "group.json").exists():
+            return real(self, target)
+        until((pod.work / "new").exists)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(group.UnnotedError, match="No space left"):
+        group.begin(pod.root, group.Order([sys.executable, "-c", script], {}), pod.work)
+    assert (pod.work / "new").exists() and not group.end_group(pod.root), "nothing of it runs"
+
+
+def test_a_program_that_is_not_there_is_told_as_a_shell_would(pod: Pod) -> None:
+    assert group.run(pod.root, group.Order(["no-such-program"], {}), pod.work) == 127
