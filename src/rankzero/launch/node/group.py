@@ -21,14 +21,15 @@ from typing import IO
 from uuid import uuid4
 
 from rankzero.errors import ExitCode
+from rankzero.launch.node.beat import Beat, beating
 
 GRACE_SECONDS = 10.0
 """From SIGTERM to SIGKILL, where an order does not say."""
-BEAT_SECONDS = 30.0
-"""How often whoever listens is shown that the connection lives: a command may print nothing for long."""
 MARK_VARIABLE = "RANKZERO_DEV_RUN"
 """In the environment of all that a command starts: launchers put their workers into groups of their own."""
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 1.0
+"""How often it is looked whether anybody listens."""
 _NOT_STARTED = 127
 _ENDED = 128 + signal.SIGTERM
 
@@ -50,15 +51,17 @@ def run(root: Path, order: Order, work: Path) -> int:
 
     What the command leaves running ends with it. Raises BrokenPipeError where nobody listens any more, after ending it.
     """
-    end_group(root)
-    try:
-        return _ENDED if _is_ended(root, order) else _run(root, order, work)
-    finally:
-        if order.id:
-            _note_of(root, order.id).unlink(missing_ok=True)
+    with beating() as beat:  # what ran before may save for long
+        end_group(root)
+        try:
+            beat.now()
+            return _ENDED if _is_ended(root, order) else _run(root, order, work, beat)
+        finally:
+            if order.id:
+                _note_of(root, order.id).unlink(missing_ok=True)
 
 
-def _run(root: Path, order: Order, work: Path) -> int:
+def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
     try:
         work.mkdir(parents=True, exist_ok=True)
         process, mark = begin(root, order, work)
@@ -70,7 +73,7 @@ def _run(root: Path, order: Order, work: Path) -> int:
         return _NOT_STARTED
     try:
         # Whoever ends it now finds the group; whoever did before has left a note.
-        code = _ENDED if _is_ended(root, order) else _wait(process)
+        code = _ENDED if _is_ended(root, order) else _wait(process, beat)
     finally:
         end_group(root, meanwhile=process.poll, only=mark)
     return code if code >= 0 else 128 - code
@@ -196,12 +199,12 @@ def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, onl
     return True
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: subprocess.Popen[bytes], beat: Beat) -> int:
     while True:
         try:
-            return process.wait(BEAT_SECONDS)
+            return process.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            os.write(2, b"\0")
+            beat.check()
 
 
 def _signal_marked(mark: str, number: int) -> None:
@@ -237,7 +240,8 @@ def main() -> None:
     root, verb = Path(sys.argv[1]), sys.argv[2]
     root.mkdir(parents=True, exist_ok=True)
     if verb == "end":
-        end(root, sys.argv[3]) if len(sys.argv) > 3 else end_group(root)
+        with beating():
+            end(root, sys.argv[3]) if len(sys.argv) > 3 else end_group(root)
         return
     told = json.loads(sys.argv[3])
     order = Order(told["command"], told["env"], told["grace"], told.get("id", ""))

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
+from rankzero.launch.node.beat import beating
+
 ORDER = "order.json"
 """First member of the stream: the marks of all files, by name."""
 FILES = "files/"
@@ -208,13 +210,15 @@ def main() -> None:
     """Do as the arguments say; one line of JSON, or of what is wrong."""
     root, place, verb = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     root.mkdir(parents=True, exist_ok=True)
-    if verb == "list":
-        print(json.dumps(present(root, place)))
-        return
-    try:
-        print(json.dumps(apply(root, place, cast("IO[bytes]", _Limited(sys.stdin.buffer, int(sys.argv[4]))))))
-    except (BrokenCopyError, OSError, tarfile.TarError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    with beating():  # to read what is there takes long where there is much
+        try:
+            print(json.dumps(present(root, place) if verb == "list" else _apply_stdin(root, place, int(sys.argv[4]))))
+        except (BrokenCopyError, OSError, tarfile.TarError) as error:
+            sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _apply_stdin(root: Path, place: str, length: int) -> dict[str, Any]:
+    return apply(root, place, cast("IO[bytes]", _Limited(sys.stdin.buffer, length)))
 
 
 if __name__ == "__main__":

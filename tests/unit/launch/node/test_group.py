@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,12 @@ import pytest
 from rankzero.launch.node import group
 
 _PROGRAM = [sys.executable, "-P", "-m", "rankzero.launch.node.group"]
+_LIVELY = [
+    sys.executable,
+    "-P",
+    "-c",
+    "from rankzero.launch.node import beat, group; beat.SECONDS = 0.01; group.main()",
+]
 SAVES = """
 import pathlib, signal, sys, time
 
@@ -54,10 +60,12 @@ class Pod:
     def work(self) -> Path:
         return self.root / "work"
 
-    def run(self, script: str, grace: float = 600.0, **more: str) -> subprocess.Popen[str]:
+    def run(
+        self, script: str, grace: float = 600.0, program: Sequence[str] = _PROGRAM, **more: str
+    ) -> subprocess.Popen[str]:
         """Start a script as a command."""
         told = {"command": [sys.executable, "-c", script], "env": {}, "work": "work", "grace": grace, **more}
-        words = [*_PROGRAM, str(self.root), "run", json.dumps(told)]
+        words = [*program, str(self.root), "run", json.dumps(told)]
         pipe = subprocess.PIPE
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
         self.started.append(process)
@@ -148,3 +156,31 @@ def test_where_its_leader_cannot_be_noted_it_is_ended_at_once(pod: Pod, monkeypa
 
 def test_a_program_that_is_not_there_is_told_as_a_shell_would(pod: Pod) -> None:
     assert group.run(pod.root, group.Order(["no-such-program"], {}), pod.work) == 127
+
+
+def test_whoever_listens_is_shown_that_it_waits_for_the_earlier_command(pod: Pod) -> None:
+    earlier = pod.run(SAVES)
+    assert line(earlier) == "up"
+    later = pod.run(LEAVES_A_FILE, program=_LIVELY)
+    assert later.stderr is not None and later.stderr.read(3) == "\0\0\0"
+    assert earlier.poll() is None
+    (pod.work / "saved").touch()
+    assert later.wait(60) == 0 and (pod.work / "new").exists()
+
+
+def test_where_nobody_listens_any_more_when_the_earlier_command_has_ended_nothing_starts(pod: Pod) -> None:
+    earlier = pod.run(SAVES)
+    assert line(earlier) == "up"
+    later = pod.run(LEAVES_A_FILE)
+    assert line(earlier) == "told" and later.stderr is not None
+    later.stderr.close()
+    (pod.work / "saved").touch()
+    assert later.wait(60) != 0 and not (pod.work / "new").exists()
+
+
+def test_a_command_that_nobody_listens_to_any_more_is_ended(pod: Pod) -> None:
+    (pod.work / "saved").touch()
+    process = pod.run(SAVES, program=_LIVELY)
+    assert line(process) == "up" and process.stderr is not None
+    process.stderr.close()
+    assert line(process) == "told" and process.wait(60) != 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -39,6 +42,21 @@ def test_a_broken_copy_changes_nothing(pod: Path, tmp_path: Path, broken: str) -
         apply(pod, "work", io.BytesIO(stream))
     assert {path.name for path in (pod / "work").rglob("*")} == {"lib", "a.py", "own"}
     assert list(present(pod, "work")) == ["lib/a.py"] and not (pod / "work.new").exists()
+
+
+def test_whoever_waits_for_files_to_be_read_is_shown_that_it_lives(pod: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "told")
+    code = f"""
+from rankzero.launch.node import beat, workspace
+beat.SECONDS = 0.01
+workspace.present = lambda *_: open({str(tmp_path / "told")!r}).read()
+workspace.main()"""
+    words = [sys.executable, "-c", code, str(pod), "work", "list"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr.read(2) == "\0\0"
+        (tmp_path / "told").write_text("there", encoding="utf-8")
+        assert process.stdout.read() == '"there"\n'
 
 
 def test_a_whole_one_puts_and_removes_what_was_sent_before(pod: Path, tmp_path: Path) -> None:
