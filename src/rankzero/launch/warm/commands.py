@@ -6,19 +6,24 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from rankzero.errors import INTERRUPTED, RankzeroError, ServiceError
+from rankzero.errors import Problem, RankzeroError, ServiceError
 from rankzero.launch.backend import Backend
 from rankzero.launch.node.settings import MASTER_PORT, WARM_DIR
+from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.warm.pods import WarmPod
-from rankzero.launch.warm.sync import WORK
+from rankzero.launch.warm.sync import WORK, failed
 
 PEER_SECONDS = 10.0
 """How long the others may take to end by themselves when one has failed."""
+TRIES = 3
+"""Of an order to end."""
+RETRY_SECONDS = 2.0
 _PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.group", WARM_DIR]
 _LOOK_SECONDS = 0.2
 
@@ -56,8 +61,9 @@ def run_together(
 ) -> int:
     """Run a command in all pods, each with its variables, after what was run there before has been ended.
 
-    Returns the exit code of the first that failed, 0 where none did, and INTERRUPTED after Ctrl-C, which ends all.
-    Raises ServiceError where a pod is lost; the others are ended.
+    Returns the exit code of the first that failed, 0 where none did, and 128 and its number after a signal: Ctrl-C,
+    SIGTERM and SIGHUP end all, and so does what `line` raises. Raises ServiceError where a pod is lost or cannot be
+    told to end; the others are ended.
     """
     order = uuid4().hex
     told = {"id": order, "command": list(command), "work": WORK, "grace": grace}
@@ -67,10 +73,23 @@ def run_together(
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """A pod's command has ended."""
+    """A pod's command has ended, or nothing more is heard of it."""
 
     code: int
     error: RankzeroError | None = None
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the command may go on."""
+        return isinstance(self.error, ServiceError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A pod was told to end its command."""
+
+    error: RankzeroError | None = None
+    """Why it could not be."""
 
 
 class _Together:
@@ -79,40 +98,87 @@ class _Together:
     ) -> None:
         self._backend, self._pods, self._line = backend, {pod.name: pod for pod in pods}, line
         self._order, self._orders = order, orders
-        self._news: queue.SimpleQueue[tuple[str, str | _Over]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[str, str | _Over | _Told]] = queue.SimpleQueue()
         self._left = set(self._pods)
+        """Whose commands are not known to have ended."""
+        self._unheard: set[str] = set()
+        """Of these nothing more is heard."""
+        self._told: dict[str, bool] = {}
+        """Which were told to end, and whether that has reached them."""
+        self._lost: dict[str, RankzeroError] = {}
+        """Which could not be told."""
         self._failed: _Over | None = None
         self._failed_at = 0.0
-        self._told = False
+        self._signal = 0
+        self._refused: Exception | None = None
+        """What became of the last line, where nobody takes them."""
 
     def run(self) -> int:
-        for name in self._pods:
-            threading.Thread(target=self._one, args=(name,), daemon=True).start()
-        try:
+        with suppress(KeyboardInterrupt), signals_to(self._stop, stop_signals()):
+            for name in self._pods:
+                threading.Thread(target=self._one, args=(name,), daemon=True).start()
             self._listen()
-        except KeyboardInterrupt:
-            self._end()
-            self._listen()
-            return INTERRUPTED
-        if self._failed is not None and self._failed.error is not None:
-            raise self._failed.error
+        problems = [self._may_run(name) for name in self._pods if name in self._left or name in self._lost]
+        error = self._failed.error if self._failed is not None else None
+        if problems:
+            raise ServiceError([*(error.problems if error is not None and not self._signal else ()), *problems])
+        if self._refused is not None:
+            raise self._refused
+        if self._signal:
+            return 128 + self._signal
+        if error is not None:
+            raise error
         return 0 if self._failed is None else self._failed.code
+
+    def _stop(self, number: int) -> None:
+        """The signal handler. Who asks twice waits for nothing."""
+        if self._signal:
+            raise KeyboardInterrupt
+        self._signal = number
 
     def _listen(self) -> None:
         """Until all have ended. Where one has failed, the others are not waited for much longer."""
         while self._left:
-            if self._failed is not None and not self._told and time.monotonic() - self._failed_at > PEER_SECONDS:
-                self._end()
+            late = self._failed is not None and time.monotonic() - self._failed_at > PEER_SECONDS
+            if late or self._signal or self._refused is not None:
+                self._end(self._left)
             try:
                 name, news = self._news.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 continue
             if isinstance(news, str):
-                self._line(self._pods[name], news)
-                continue
+                self._say(name, news)
+            elif isinstance(news, _Told):
+                self._note_told(name, news)
+            else:
+                self._note_over(name, news)
+
+    def _say(self, name: str, text: str) -> None:
+        if self._refused is not None:
+            return
+        try:
+            self._line(self._pods[name], text)
+        except Exception as error:  # a closed pipe or terminal: raised when nothing runs any more
+            self._refused = error
+
+    def _note_over(self, name: str, over: _Over) -> None:
+        if over.code and self._failed is None:
+            self._failed, self._failed_at = over, time.monotonic()
+        if not over.unsure or self._told.get(name):
             self._left.discard(name)
-            if news.code and self._failed is None:
-                self._failed, self._failed_at = news, time.monotonic()
+            self._lost.pop(name, None)
+            return
+        self._unheard.add(name)
+        self._end([name])
+
+    def _note_told(self, name: str, told: _Told) -> None:
+        if name not in self._left:
+            return
+        self._told[name] = told.error is None
+        if told.error is not None:
+            self._lost[name] = told.error
+        if told.error is not None or name in self._unheard:
+            self._left.discard(name)
 
     def _one(self, name: str) -> None:
         """A thread for each pod."""
@@ -123,23 +189,43 @@ class _Together:
             for text in ended.words.replace("\0", "").splitlines():
                 self._news.put((name, text))
             over = _Over(ended.code)
-        except RankzeroError as error:
-            over = _Over(int(error.exit_code), error)
         except Exception as error:  # a thread's last frame: whoever waits for it must hear of it
-            over = _Over(1, ServiceError(f"{type(error).__name__}: {error}", where=f"pod {name}"))
+            known = _known(error, name)
+            over = _Over(int(known.exit_code), known)
         self._news.put((name, over))
 
-    def _end(self) -> None:
-        """Tell all that still run."""
-        self._told = True
-        for name in self._left:
+    def _end(self, names: Iterable[str]) -> None:
+        """Tell those that have not been told."""
+        for name in set(names) - set(self._told):
+            self._told[name] = False
             threading.Thread(target=partial(self._end_one, name), daemon=True).start()
 
     def _end_one(self, name: str) -> None:
-        try:
-            self._backend.execute(name, [*_PROGRAM, "end", self._order], lambda _data: None)
-        except RankzeroError as error:
-            self._news.put((name, _Over(int(error.exit_code), error)))
+        """A thread for each pod that is told."""
+        command = [*_PROGRAM, "end", self._order]
+        error: RankzeroError | None = None
+        for attempt in range(TRIES):
+            time.sleep(RETRY_SECONDS if attempt else 0)
+            try:
+                ended = self._backend.execute(name, command, lambda _data: None)
+                error = failed(name, command, ended) if ended.code else None
+            except Exception as caught:  # as above
+                error = _known(caught, name)
+            if error is None:
+                break
+        self._news.put((name, _Told(error)))
+
+    def _may_run(self, name: str) -> Problem:
+        lost = self._lost.get(name)
+        why = f": it could not be told to end ({lost.problems[0].what})" if lost is not None else ""
+        hint = "the next `rankzero dev run` ends it first, `rankzero dev down` with the pods"
+        return Problem(f"the command may still run there{why}", f"pod {name}", hint)
+
+
+def _known(error: Exception, pod: str) -> RankzeroError:
+    if isinstance(error, RankzeroError):
+        return error
+    return ServiceError(f"{type(error).__name__}: {error}", where=f"pod {pod}")
 
 
 class _Lines:
