@@ -142,6 +142,8 @@ def _is_own(path: Path, sent: Collection[str | None]) -> bool:
 
 def _keep(root: Path, place: str, names: Sequence[str]) -> list[str]:
     """Copy files of a place to a new directory. Returns where they are, below the root."""
+    if not names:
+        return []
     aside = _aside(root, place)
     for name in names:
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,12 +154,14 @@ def _keep(root: Path, place: str, names: Sequence[str]) -> list[str]:
 def _clear(root: Path, place: str, names: Sequence[str]) -> list[str]:
     """Move what was made there and is in the way of files, a directory of that name or a file above it, to a new
     directory. Returns where it is, below the root."""
-    work, aside = root / place, _aside(root, place)
+    work = root / place
+    aside: Path | None = None
     moved = []
     for name in names:
         for path in (*reversed((work / name).parents), work / name):
             above = path != work / name
             if path.is_relative_to(work) and (_is_no_directory(path) if above else _is_directory(path)):
+                aside = aside or _aside(root, place)
                 kept = aside / path.relative_to(work)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 path.rename(kept)
@@ -174,9 +178,15 @@ def _is_no_directory(path: Path) -> bool:
 
 
 def _aside(root: Path, place: str) -> Path:
-    """The next of the directories that keep what was there; not made yet."""
+    """A new directory to keep what was there: in none that is or was there lies something else."""
     every = root / f"{place}.replaced"
-    return every / str(sum(1 for _ in every.iterdir()) + 1 if every.is_dir() else 1)
+    every.mkdir(exist_ok=True)
+    number = max((int(one.name) for one in every.iterdir() if one.name.isdecimal()), default=0)
+    while True:
+        number += 1
+        with suppress(FileExistsError):  # somebody else's sync at this moment
+            (every / str(number)).mkdir()
+            return every / str(number)
 
 
 def _remove(work: Path, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -139,3 +140,23 @@ def test_names_that_lead_out_are_not_taken(pod: Path, tmp_path: Path) -> None:
     with pytest.raises((BrokenCopyError, tarfile.TarError)):
         apply(pod, "work", io.BytesIO(out.getvalue()))
     assert not (tmp_path / "evil").exists() and not (pod / "evil").exists()
+
+
+def test_what_is_kept_takes_the_place_of_nothing_that_was(pod: Path, tmp_path: Path) -> None:
+    """Also where somebody has tidied some of it away."""
+    source = tmp_path / "a.py"
+    for number in ("1", "2", "3"):
+        (pod / "work/lib/a.py").write_text(f"made there {number}", encoding="utf-8")
+        source.write_text(f"sent {number}", encoding="utf-8")
+        out = io.BytesIO()
+        pack({"lib/a.py": source}, {"lib/a.py": mark(source)}, out)
+        done = apply(pod, "work", io.BytesIO(out.getvalue()))
+        assert done["replaced"] == [f"work.replaced/{number}/lib/a.py"]
+        if number == "2":
+            shutil.rmtree(pod / "work.replaced/1")
+    assert (pod / "work.replaced/2/lib/a.py").read_text() == "made there 2"
+
+
+def test_where_nothing_is_kept_no_place_is_made(pod: Path, tmp_path: Path) -> None:
+    apply(pod, "work", io.BytesIO(sent(tmp_path)))
+    assert not (pod / "work.replaced").exists()
