@@ -93,6 +93,15 @@ def warm_pods(backend: Backend, name: str) -> list[WarmPod]:
     return running(backend.collect(name, log_lines=0))
 
 
+def made_by(backend: Backend, name: str) -> str:
+    """Who has made the pods: `user@machine`; nothing where nobody is named. Raises UsageError where there are none."""
+    from rankzero.launch.warm.pods import made_by, must_be_warm
+
+    evidence = backend.collect(name, log_lines=0)
+    must_be_warm(evidence)
+    return made_by(evidence)
+
+
 def sync(backend: Backend, pods: Sequence[WarmPod], directory: Path, say: Say) -> dict[str, Synced]:
     """Make the pods' working directories hold a directory's files, as git would take them; say what cannot be sent.
     Returns what changed, by the pods' names. Raises ConfigError, UsageError, or ServiceError where a pod cannot."""
@@ -106,15 +115,17 @@ def sync(backend: Backend, pods: Sequence[WarmPod], directory: Path, say: Say) -
 
 
 def run_command(backend: Backend, pods: Sequence[WarmPod], command: Sequence[str], line: Line) -> int:
-    """Run a command on every node, in the directory of the files that were sent; what ran there is ended first.
+    """Run a command on every node, in the directory of the files that were sent; what ran there is ended first, and who
+    ran it told by whom.
 
     Returns the exit code of the first that failed, 0 where none did, 130 after Ctrl-C, which ends all.
     """
+    from rankzero.api.clusters import submitter
     from rankzero.launch.node.group import GRACE_SECONDS
     from rankzero.launch.warm.commands import ranks, run_together
 
     env = {pod.name: ranks(pod, pods) for pod in pods}
-    return run_together(backend, pods, command, env, GRACE_SECONDS, line)
+    return run_together(backend, pods, command, env, GRACE_SECONDS, line, submitter())
 
 
 def run_spec(
@@ -126,6 +137,7 @@ def run_spec(
 ) -> int:
     """Train a run.yaml, read for pods, in the pods as its own pods would: small local files travel along, nothing is
     prepared. As `run_command` otherwise. Raises ConfigError with all problems."""
+    from rankzero.api.clusters import submitter
     from rankzero.launch.warm.commands import run_together
     from rankzero.launch.warm.sync import RUN
 
@@ -134,7 +146,7 @@ def run_spec(
     _send(backend, pods, RUN, _files_of(plan))
     command = ["python", "-P", "-m", "rankzero.launch.node", plan.config_dir]  # not the files that were sent
     env = {pod.name: {"RANKZERO_NODE": str(pod.node)} for pod in pods}
-    return run_together(backend, pods, command, env, float(cluster.grace_period_seconds), line)
+    return run_together(backend, pods, command, env, float(cluster.grace_period_seconds), line, submitter())
 
 
 def other_code(backend: Backend, pods: Sequence[WarmPod]) -> list[Problem]:

@@ -15,7 +15,7 @@ import typer
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import JsonOption
 from rankzero.cli.render import ClusterOption
-from rankzero.errors import INTERRUPTED, UsageError
+from rankzero.errors import INTERRUPTED, Problem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +77,7 @@ def up(
     except KeyboardInterrupt:
         say("\nthey go on starting; the same command waits for them, rankzero dev down removes them")
         raise typer.Exit(INTERRUPTED) from None
+    _warn_of_owner(pods[0].made_by)
     _warn_of_other_code(backend, pods)
     typer.echo("\n".join(pod.name for pod in pods))
 
@@ -93,6 +94,7 @@ def sync(cluster: ClusterOption = None, name: NameOption = NAME, source: FromOpt
     directory = _directory(source)
     _, backend = _place(cluster)
     pods = dev.warm_pods(backend, _object_name(name))
+    _warn_of_owner(pods[0].made_by)
     for pod, done in dev.sync(backend, pods, directory, say).items():
         typer.echo(f"{pod}: {_changes(done)}")
 
@@ -118,6 +120,7 @@ def run(
     directory = None if no_sync else _directory(source)
     spec, backend = _place(cluster)
     pods = dev.warm_pods(backend, _object_name(name))
+    _warn_of_owner(pods[0].made_by)
 
     def line(pod: WarmPod, text: str) -> None:
         from rankzero.wording import printable
@@ -134,6 +137,17 @@ def run(
         _warn_of_other_code(backend, pods)
         code = dev.run_spec(backend, pods, reading, spec, line)
     raise typer.Exit(code)
+
+
+def _warn_of_owner(by: str) -> bool:
+    """Pods of one name are everybody's in a namespace. Returns whether they are somebody else's."""
+    from rankzero.api.clusters import submitter
+    from rankzero.cli.cluster_option import say
+
+    if by in ("", submitter()):
+        return False
+    say(f"warning: {Problem(f'{by} made these pods, and may use them', hint='`--name NAME` makes pods of your own')}")
+    return True
 
 
 def _warn_of_other_code(backend: Backend, pods: Sequence[WarmPod]) -> None:
@@ -224,7 +238,10 @@ def down(cluster: ClusterOption = None, name: NameOption = NAME) -> None:
     from rankzero.api import dev
     from rankzero.cli.cluster_option import say
 
-    for removed in dev.down(_place(cluster)[1], _object_name(name), say):
+    _, backend = _place(cluster)
+    if _warn_of_owner(dev.made_by(backend, _object_name(name))) and sys.stdin.isatty():
+        typer.confirm("remove them?", abort=True, err=True)
+    for removed in dev.down(backend, _object_name(name), say):
         typer.echo(f"removed {removed}")
 
 

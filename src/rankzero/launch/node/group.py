@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -44,6 +44,8 @@ class Order:
     """From SIGTERM to SIGKILL."""
     id: str = ""
     """What `end` knows it by; nothing where an older rankzero gives it."""
+    by: str = ""
+    """Who gives it."""
 
 
 def run(root: Path, order: Order, work: Path) -> int:
@@ -52,13 +54,29 @@ def run(root: Path, order: Order, work: Path) -> int:
     What the command leaves running ends with it. Raises BrokenPipeError where nobody listens any more, after ending it.
     """
     with beating() as beat:  # what ran before may save for long
-        end_group(root)
+        _end_earlier(root, order)
         try:
             beat.now()
-            return _ENDED if _is_ended(root, order) else _run(root, order, work, beat)
+            code = _ENDED if _is_ended(root, order) else _run(root, order, work, beat)
+            if order.id and (why := _why_ended(root, order.id)):
+                print(f"ended by {why}", flush=True)
+            return code
         finally:
             if order.id:
                 _note_of(root, order.id).unlink(missing_ok=True)
+
+
+def _end_earlier(root: Path, order: Order) -> None:
+    """What ran before, and let both sides know: it may be another user's."""
+    before = _Group.read(root)
+    if before is None or not before.is_alive():
+        return
+    whose = f" of {before.by}" if before.by else ""
+    print(f"the command{whose} that still ran here is ended first; it has {before.grace:.0f} s to save", flush=True)
+    if before.order:
+        with suppress(OSError):  # a full disk: it is ended all the same
+            _leave_note(root, before.order, f"another `dev run`{f', of {order.by}' if order.by else ''}")
+    end_group(root)
 
 
 def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
@@ -82,16 +100,28 @@ def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
 def end(root: Path, order: str) -> None:
     """End the command of an order, or keep it from starting: the order may be on its way, or wait for the command
     before to save."""
-    note = _note_of(root, order)
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+        _leave_note(root, order, "")
     finally:  # what runs is ended on a full disk, too
         end_group(root, only=order)
 
 
 def _note_of(root: Path, order: str) -> Path:
     return root / "ended" / order
+
+
+def _leave_note(root: Path, order: str, why: str) -> None:
+    note = _note_of(root, order)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(why, encoding="utf-8")
+
+
+def _why_ended(root: Path, order: str) -> str:
+    """What is to be said of it to whoever gave the order; nothing where that was asked for there."""
+    try:
+        return _note_of(root, order).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def _is_ended(root: Path, order: Order) -> bool:
@@ -105,6 +135,7 @@ class _Group:
     mark: str
     grace: float
     order: str = ""
+    by: str = ""
     leader: int = 0
     started: str = ""
     """When the leader did. Nothing until it is known: what comes of the command is found by its mark."""
@@ -115,8 +146,8 @@ class _Group:
             note = json.loads((root / "group.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        order, leader, started = note.get("order", ""), note.get("leader", 0), note.get("started", "")
-        return cls(note["mark"], note["grace"], order, leader, started)
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in note.items() if name in known})
 
     def write(self, root: Path) -> None:
         """Raises UnnotedError."""
@@ -150,7 +181,7 @@ class UnnotedError(OSError):
 def begin(root: Path, order: Order, work: Path, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """Start a command as ROOT's group, its two outputs as one. Returns it and the mark of all that comes of it. Raises
     UnnotedError, or OSError where it cannot be started."""
-    group = _Group(uuid4().hex, order.grace, order.id)
+    group = _Group(uuid4().hex, order.grace, order.id, order.by)
     group.write(root)
     process = subprocess.Popen(
         order.command,
@@ -244,7 +275,7 @@ def main() -> None:
             end(root, sys.argv[3]) if len(sys.argv) > 3 else end_group(root)
         return
     told = json.loads(sys.argv[3])
-    order = Order(told["command"], told["env"], told["grace"], told.get("id", ""))
+    order = Order(told["command"], told["env"], told["grace"], told.get("id", ""), told.get("by", ""))
     sys.exit(run(root, order, root / told["work"]))
 
 

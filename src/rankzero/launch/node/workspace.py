@@ -178,7 +178,7 @@ def _is_no_directory(path: Path) -> bool:
 
 
 def _aside(root: Path, place: str) -> Path:
-    """A new directory to keep what was there: in none that is or was there lies something else."""
+    """A new directory to keep what was there."""
     every = root / f"{place}.replaced"
     every.mkdir(exist_ok=True)
     number = max((int(one.name) for one in every.iterdir() if one.name.isdecimal()), default=0)

@@ -58,15 +58,17 @@ def run_together(
     env: Mapping[str, Mapping[str, str]],
     grace: float,
     line: Line,
+    by: str = "",
 ) -> int:
-    """Run a command in all pods, each with its variables, after what was run there before has been ended.
+    """Run a command in all pods, each with its variables, after what was run there before has been ended. Whoever ran
+    that is told `by` whom.
 
     Returns the exit code of the first that failed, 0 where none did, and 128 and its number after a signal: Ctrl-C,
     SIGTERM and SIGHUP end all, and so does what `line` raises. Raises ServiceError where a pod is lost or cannot be
     told to end; the others are ended.
     """
     order = uuid4().hex
-    told = {"id": order, "command": list(command), "work": WORK, "grace": grace}
+    told = {"id": order, "by": by, "command": list(command), "work": WORK, "grace": grace}
     orders = {pod.name: json.dumps({**told, "env": dict(env[pod.name])}) for pod in pods}
     return _Together(backend, pods, order, orders, line).run()
 

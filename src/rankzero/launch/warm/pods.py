@@ -25,6 +25,8 @@ class WarmPod:
     """Processes that it is made for."""
     master: str
     """Where the first of them is, as this one reaches it."""
+    made_by: str = ""
+    """`user@machine`; nothing where nobody is named."""
 
 
 def running(evidence: Evidence) -> list[WarmPod]:
@@ -32,12 +34,19 @@ def running(evidence: Evidence) -> list[WarmPod]:
     ServiceError where not all of them run."""
     must_be_warm(evidence)
     pods = [pod for pod in evidence.pods if labels.role_of(pod) == labels.NODE_ROLE and parse_pod(pod).is_running]
-    found = {warm.node: warm for warm in map(_warm, pods)}
+    by = made_by(evidence)
+    found = {warm.node: warm for warm in (_warm(pod, by) for pod in pods)}
     wanted = max((int(_note(pod, labels.NODES) or 1) for pod in evidence.pods), default=1)
     if set(found) != set(range(wanted)):
         hint = "`rankzero dev up` starts what is missing; `rankzero status` says what it waits for"
         raise ServiceError(f"{len(found)} of {wanted} pods run", where=evidence.run, hint=hint)
     return [found[node] for node in range(wanted)]
+
+
+def made_by(evidence: Evidence) -> str:
+    """Who has made them: `user@machine`; nothing where nobody is named."""
+    every = (*evidence.objects, *evidence.pods)
+    return next((by for one in every if (by := _note(one, labels.SUBMITTED_BY))), "")
 
 
 def must_be_warm(evidence: Evidence) -> None:
@@ -62,10 +71,11 @@ def _waits(container: Mapping[str, Any]) -> bool:
     return IDLE_MODULE in (container.get("command") or ())
 
 
-def _warm(pod: Manifest) -> WarmPod:
+def _warm(pod: Manifest, by: str) -> WarmPod:
     values = {text(one, "name"): text(one, "value") for first in _containers(pod) for one in maps(first, "env")}
     nproc = int(_note(pod, labels.NPROC) or 1)
-    return WarmPod(text(pod, "metadata", "name"), kinds.node_index(pod), nproc, values.get("RANKZERO_MASTER", ""))
+    name, master = text(pod, "metadata", "name"), values.get("RANKZERO_MASTER", "")
+    return WarmPod(name, kinds.node_index(pod), nproc, master, by)
 
 
 def _containers(pod: Manifest) -> list[Mapping[str, Any]]:

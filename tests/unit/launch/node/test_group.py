@@ -184,3 +184,21 @@ def test_a_command_that_nobody_listens_to_any_more_is_ended(pod: Pod) -> None:
     assert line(process) == "up" and process.stderr is not None
     process.stderr.close()
     assert line(process) == "told" and process.wait(60) != 0
+
+
+def test_whoever_ends_another_s_command_hears_of_it_and_so_does_the_other(pod: Pod) -> None:
+    earlier = pod.run(SAVES, id="1", by="ann@there")
+    assert line(earlier) == "up"
+    later = pod.run(LEAVES_A_FILE, id="2", by="bob@here")
+    assert line(later) == "the command of ann@there that still ran here is ended first; it has 600 s to save"
+    assert line(earlier) == "told"
+    (pod.work / "saved").touch()
+    assert line(earlier) == "ended by another `dev run`, of bob@here"
+    assert (later.wait(60), earlier.wait(60)) == (0, 75)
+    assert not list((pod.root / "ended").iterdir())
+
+
+def test_nothing_is_said_where_nothing_ran(pod: Pod) -> None:
+    assert pod.run(LEAVES_A_FILE, id="1", by="ann@there").wait(60) == 0
+    second = pod.run(LEAVES_A_FILE, id="2", by="bob@here")
+    assert second.communicate() == ("", "\0")

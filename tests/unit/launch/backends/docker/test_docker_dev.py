@@ -11,9 +11,12 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import typer
 
+from rankzero.api.clusters import submitter
 from rankzero.launch.backend import Backend
 from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.node.code import Code, this_code
@@ -71,6 +74,21 @@ def test_pods_idle_until_they_are_removed(cli: Cli, daemon: Daemon) -> None:
     assert daemon.names() == set()
     assert set(daemon.state["volumes"]) == {"rankzero-results", "rankzero-results.used-by.dev"}, "the claim stays"
     assert cli("dev down").code == 2
+
+
+def test_pods_of_somebody_else_are_said_to_be(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.api.clusters.submitter", lambda: "ann@there")
+    assert "warning" not in cli("dev up").err + cli("dev sync").err
+    monkeypatch.setattr("rankzero.api.clusters.submitter", lambda: "bob@here")
+    for command in ("dev up", "dev sync", f"dev run -- {sys.executable} -c pass"):
+        done = cli(command)
+        assert done.code == 0 and "warning: ann@there made these pods" in done.err and "--name NAME" in done.err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", Mock(side_effect=typer.Abort))
+    assert cli("dev down").code == 130 and daemon.names() == {"rankzero-dev-0", "rankzero-dev-1"}
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    done = cli("dev down")
+    assert done.code == 0 and "warning: ann@there made these pods" in done.err and daemon.names() == set()
 
 
 def test_a_run_that_trains_is_not_taken_for_warm_pods(cli: Cli, project: Path, daemon: Daemon) -> None:
@@ -171,8 +189,10 @@ def test_the_next_command_ends_the_one_before_and_all_that_it_started(cli: Cli, 
         assert len(old) == 4 and not any(map(gone, old))
         done = cli(f"dev run --no-sync -- {sys.executable} -c pass")
         assert done.code == 0, done.err
+        assert f"the command of {submitter()} that still ran here is ended first" in done.out
         assert all(map(gone, old)), "also the one in a group of its own"
         assert first.wait(300) == 128 + signal.SIGTERM
+        assert f"[dev-0] ended by another `dev run`, of {submitter()}" in first.stdout.read()
 
 
 def test_ctrl_c_ends_it_there(cli: Cli, project: Path, tmp_path: Path) -> None:
