@@ -187,7 +187,7 @@ def shell(
     chosen = _chosen(dev.warm_pods(backend, _object_name(name)), pod)
     place = f"{WARM_DIR}/{WORK}"
     script = f"mkdir -p {place} && cd {place} && if command -v bash >/dev/null; then exec bash; else exec sh; fi"
-    sys.exit(subprocess.run([*_terminal(spec, chosen.name), "sh", "-c", script], check=False).returncode)
+    sys.exit(subprocess.run([*_terminal(spec, chosen), "sh", "-c", script], check=False).returncode)
 
 
 @app.command("jupyter")
@@ -314,7 +314,7 @@ def _chosen(pods: Sequence[WarmPod], wanted: str | None) -> WarmPod:
     return found[0]
 
 
-def _terminal(spec: ClusterSpec, pod: str) -> list[str]:
+def _terminal(spec: ClusterSpec, pod: WarmPod) -> list[str]:
     """What opens a terminal in a pod; without one here, its standard input. Raises ConfigError where there is no such
     program."""
     from rankzero.cli.forwarding import kubectl
@@ -324,5 +324,5 @@ def _terminal(spec: ClusterSpec, pod: str) -> list[str]:
 
     wants = "-it" if sys.stdin.isatty() else "-i"
     if kind_section(spec.kind).on_this_machine:
-        return [PROGRAM, "exec", wants, container_name(pod)]
-    return [*kubectl(spec, "opens a terminal in a pod"), "exec", wants, pod, "--"]
+        return [PROGRAM, "exec", wants, container_name(pod.name)]
+    return [*kubectl(spec, "opens a terminal in a pod"), "exec", wants, pod.name, "-c", pod.container, "--"]

@@ -252,6 +252,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers["Upgrade"] != "websocket" or self.headers["Sec-WebSocket-Protocol"] != "v4.channel.k8s.io":
             raise RefusedError(400, "BadRequest", "unable to upgrade: unknown protocol")
         asked = parse_qs(urlsplit(self.path).query)
+        there = [one["name"] for one in pod["spec"]["containers"]]
+        if "container" not in asked and len(there) > 1:
+            words = f"a container name must be specified for pod {name}, choose one of: [{' '.join(there)}]"
+            raise RefusedError(400, "BadRequest", words)
+        if not {*asked.get("container", ())} <= {*there}:
+            raise RefusedError(400, "BadRequest", f"container {asked['container'][0]} is not valid for pod {name}")
         self.send_response(101)
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())

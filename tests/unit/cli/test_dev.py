@@ -71,6 +71,11 @@ def test_jupyter_s_port_is_forwarded(warm: Place, kubectl: Path, monkeypatch: py
     assert failed.out == "", "a URL is given when something answers there"
 
 
+def test_a_shell_is_opened_in_the_container_that_is_ours(warm: Place, kubectl: Path) -> None:
+    warm("dev shell 1")
+    assert kubectl.read_text().split()[:8] == ["-n", "train", "exec", "-i", "dev-1", "-c", "node", "--"]
+
+
 def test_without_kubectl_nothing_is_started(warm: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(warm.directory / "none"))
     done = warm("dev jupyter")

@@ -27,6 +27,8 @@ class WarmPod:
     """Where the first of them is, as this one reaches it."""
     made_by: str = ""
     """`user@machine`; nothing where nobody is named."""
+    container: str = ""
+    """The one of the pod that waits; others are the site's."""
 
 
 def running(evidence: Evidence) -> list[WarmPod]:
@@ -75,7 +77,7 @@ def _warm(pod: Manifest, by: str) -> WarmPod:
     values = {text(one, "name"): text(one, "value") for first in _containers(pod) for one in maps(first, "env")}
     nproc = int(_note(pod, labels.NPROC) or 1)
     name, master = text(pod, "metadata", "name"), values.get("RANKZERO_MASTER", "")
-    return WarmPod(name, kinds.node_index(pod), nproc, master, by)
+    return WarmPod(name, kinds.node_index(pod), nproc, master, by, text(_containers(pod)[0], "name"))
 
 
 def _containers(pod: Manifest) -> list[Mapping[str, Any]]:

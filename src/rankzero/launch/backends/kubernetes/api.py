@@ -252,18 +252,13 @@ class Api:
         verb: str,
         pod: str,
         part: str,
-        command: Sequence[str],
+        asked: Mapping[str, str | Sequence[str]],
         headers: Mapping[str, str],
-        *,
-        stdin: bool = False,
     ) -> Iterator[tuple[Callable[[int], bytes], Callable[[bytes], None]]]:
         """A connection to a pod's part that speaks another protocol from its answer on: how to receive and send."""
-        asked = {"stdout": "true", "stderr": "true", "command": list(command)}
-        if stdin:
-            asked["stdin"] = "true"
         more = {**headers, "Connection": "Upgrade", "Upgrade": "websocket"}
         path = POD.path(self.place.namespace, pod, part)
-        request = self._http.build_request("GET", path, params=asked, headers=more)
+        request = self._http.build_request("GET", path, params=dict(asked), headers=more)
         try:
             response = self._http.send(request, stream=True)
             try:

@@ -15,7 +15,7 @@ from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.collect import all_runs, collect
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes.execute import execute, stream
+from rankzero.launch.backends.kubernetes.execute import Place, execute, stream
 from rankzero.launch.backends.kubernetes.logs import Following, past_lines
 from rankzero.launch.backends.kubernetes.reader import there_meanwhile
 from rankzero.launch.backends.kubernetes.secrets import put_secret, secret_value
@@ -24,6 +24,8 @@ from rankzero.launch.backends.kubernetes.stop import cancel, delete
 from rankzero.launch.backends.kubernetes.survey import Surveyor
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import parse_pod
+from rankzero.launch.resource import POD
 from rankzero.launch.survey import Survey
 
 
@@ -42,6 +44,7 @@ class KubernetesBackend:
         """With `wait`, submit waits for the preparation before it applies the object that trains."""
         self._api = api
         self._wait = wait
+        self._containers: dict[str, str] = {}
         self._discovery = Discovery(api)
         weakref.finalize(self, api.close)
 
@@ -101,10 +104,11 @@ class KubernetesBackend:
     @contextmanager
     def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:
         """A pod for as long as the context lasts."""
+        own = str(pod["spec"]["containers"][0]["name"])
 
         def run(command: Sequence[str]) -> str:
             with self._spoken():
-                return execute(self._api, str(pod["metadata"]["name"]), command)
+                return execute(self._api, Place(str(pod["metadata"]["name"]), own), command)
 
         with self._spoken(), there_meanwhile(self._api, pod, say):
             yield run
@@ -112,7 +116,16 @@ class KubernetesBackend:
     def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
         """An exec of the API."""
         with self._spoken():
-            return stream(self._api, pod, command, hear, stdin)
+            return stream(self._api, Place(pod, self._container(pod)), command, hear, stdin)
+
+    def _container(self, pod: str) -> str:
+        """The one that is ours, which no other pod of this name has otherwise."""
+        if pod not in self._containers:
+            there = self._api.read(POD, pod)
+            if there is None:
+                return ""
+            self._containers[pod] = parse_pod(there).container
+        return self._containers[pod]
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:

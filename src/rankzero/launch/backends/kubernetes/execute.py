@@ -10,6 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
 from rankzero.errors import ServiceError
@@ -28,24 +29,36 @@ Receive = Callable[[int], bytes]
 """At most so many bytes, as they come; none at the end."""
 
 
-def execute(api: Api, pod: str, command: Sequence[str]) -> str:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command runs."""
+
+    pod: str
+    container: str
+    """The API has to be told where there are several: sites put theirs beside ours."""
+
+
+def execute(api: Api, place: Place, command: Sequence[str]) -> str:
     """What a command has printed. Raises ApiError where the API refuses it or the connection breaks, ServiceError where
     the command fails."""
     out: list[bytes] = []
-    ended = stream(api, pod, command, out.append)
+    ended = stream(api, place, command, out.append)
     if ended.code:
         said = ended.words.strip().splitlines()[-1:] or [f"exit code {ended.code}"]
-        raise ServiceError(f"{command[0]} in the pod failed: {said[0]}", where=f"pod {pod}")
+        raise ServiceError(f"{command[0]} in the pod failed: {said[0]}", where=f"pod {place.pod}")
     return b"".join(out).decode(errors="replace")
 
 
-def stream(api: Api, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
+def stream(api: Api, place: Place, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
     """Run a command to its end; `stdin` is sent whole before its output is heard. Raises ApiError, or ServiceError
     where the connection breaks or the platform could not run it."""
     key = base64.b64encode(os.urandom(16)).decode()
     headers = {"Sec-WebSocket-Key": key, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": PROTOCOL}
+    asked: dict[str, str | Sequence[str]] = {"stdout": "true", "stderr": "true", "command": list(command)}
+    asked |= {"container": place.container} if place.container else {}
+    asked |= {"stdin": "true"} if stdin is not None else {}
     err = b""
-    with api.upgraded(f"exec {pod}", pod, "exec", command, headers, stdin=stdin is not None) as (receive, send):
+    with api.upgraded(f"exec {place.pod}", place.pod, "exec", asked, headers) as (receive, send):
         while stdin is not None and (data := stdin.read(_CHUNK)):
             send(_frame(_BINARY, bytes([_IN]) + data))
         for message in messages(receive, send):
@@ -55,8 +68,8 @@ def stream(api: Api, pod: str, command: Sequence[str], hear: Hear, stdin: IO[byt
             elif channel == bytes([_ERR]):
                 err = (err + data.replace(b"\0", b""))[-_MOST_STDERR:]
             elif channel == bytes([_STATUS]):
-                return _ended(json.loads(data), err.decode(errors="replace"), pod)
-    raise ServiceError("the connection broke before the command ended", where=f"pod {pod}", hint="try again")
+                return _ended(json.loads(data), err.decode(errors="replace"), place.pod)
+    raise ServiceError("the connection broke before the command ended", where=f"pod {place.pod}", hint="try again")
 
 
 def _ended(status: Mapping[str, Any], words: str, pod: str) -> Ended:

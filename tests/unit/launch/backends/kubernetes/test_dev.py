@@ -90,6 +90,16 @@ def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod]
     assert bench.cluster.faults_of_its_own == []
 
 
+def test_a_pod_has_containers_of_the_site_s_beside_ours(bench: Bench, pods: list[WarmPod]) -> None:
+    """Whatever puts them there, and before ours."""
+    for pod in bench.cluster.store.of("pods"):
+        pod["spec"]["containers"].insert(0, {"name": "proxy", "image": "p"})
+    heard: list[bytes] = []
+    assert bench.backend().execute("dev-0", ["python", "-c", "print(1)"], heard.append).code == 0
+    assert b"".join(heard) == b"1\n"
+    assert [pod.container for pod in running(bench.backend().collect("dev"))] == ["node", "node"]
+
+
 def test_a_run_takes_as_many_nodes_and_processes_as_there_are(
     bench: Bench, pods: list[WarmPod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
