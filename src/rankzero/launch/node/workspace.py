@@ -8,6 +8,7 @@ ROOT/PLACE.replaced.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -42,10 +43,19 @@ def mark(path: Path) -> str:
     return f"{digest.hexdigest()}{'x' if executable else ''}"
 
 
+def mark_now(path: Path) -> str | None:
+    """The same; None where there is no file, or none any more."""
+    try:
+        return mark(path) if path.is_file() else None
+    except FileNotFoundError:
+        return None
+
+
 def present(root: Path, place: str) -> dict[str, str]:
     """Marks of the files that were copied and are there, as they are now."""
     work = root / place
-    return {name: mark(work / name) for name in _copied(root, place) if (work / name).is_file()}
+    found = {name: mark_now(work / name) for name in _copied(root, place)}
+    return {name: known for name, known in found.items() if known is not None}
 
 
 def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, Any]:
@@ -97,7 +107,8 @@ def _unpack(stream: IO[bytes], target: Path) -> None:
 
 
 def pack(files: Mapping[str, Path | bytes], wanted: Mapping[str, str], out: IO[bytes]) -> None:
-    """Write the stream that `apply` takes: the marks of all files, and those files that the pod lacks."""
+    """Write the stream that `apply` takes: the marks of all files, and those files that the pod lacks. Raises
+    BrokenCopyError where one is not as it was."""
     with tarfile.open(fileobj=out, mode="w|") as tar:
         order = json.dumps(dict(wanted)).encode()
         _add(tar, ORDER, io.BytesIO(order), len(order), 0o644)
@@ -105,9 +116,14 @@ def pack(files: Mapping[str, Path | bytes], wanted: Mapping[str, str], out: IO[b
             if isinstance(content, bytes):
                 _add(tar, FILES + name, io.BytesIO(content), len(content), 0o644)
                 continue
-            with content.open("rb") as file:
-                seen = os.fstat(file.fileno())
-                _add(tar, FILES + name, file, seen.st_size, 0o755 if seen.st_mode & 0o100 else 0o644)
+            try:
+                with content.open("rb") as file:
+                    seen = os.fstat(file.fileno())
+                    _add(tar, FILES + name, file, seen.st_size, 0o755 if seen.st_mode & 0o100 else 0o644)
+            except OSError as error:
+                if error.errno not in (None, errno.ENOENT):  # tarfile's own have no number: the file has shrunk
+                    raise
+                raise BrokenCopyError(f"{name} changed while it was sent") from error
 
 
 def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int, mode: int) -> None:
@@ -137,7 +153,7 @@ def _remember(root: Path, place: str, marks: Mapping[str, str]) -> None:
 
 def _is_own(path: Path, sent: Collection[str | None]) -> bool:
     """Whether somebody here made the file what it is."""
-    return path.is_file() and mark(path) not in sent
+    return mark_now(path) not in (None, *sent)
 
 
 def _keep(root: Path, place: str, names: Sequence[str]) -> list[str]:

@@ -48,10 +48,13 @@ def own_files(directory: Path) -> OwnFiles:
     files = {}
     for name in sorted(names):
         path = directory / name
-        if why := _no_file(path):
-            left_out.append(Problem(why, name, _FOLDERS if path.is_dir() else ""))
-        elif path.is_file():
-            files[name] = path
+        try:
+            if why := _no_file(path):
+                left_out.append(Problem(why, name, _FOLDERS if path.is_dir() else ""))
+            elif path.is_file():
+                files[name] = path
+        except PermissionError as error:  # it lies, or leads, where this user may not go
+            left_out.append(Problem(f"it is not sent: {error.strerror}", name))
     if not files:
         hint = "is it the right directory? What .gitignore names is not sent"
         raise UsageError("there are no files to send", where=str(directory), hint=hint)

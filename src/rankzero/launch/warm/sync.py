@@ -14,12 +14,13 @@ from typing import IO
 from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch.backend import Backend, Ended
 from rankzero.launch.node.settings import WARM_DIR
-from rankzero.launch.node.workspace import mark, pack
+from rankzero.launch.node.workspace import BrokenCopyError, mark_now, pack
 
 WORK = "work"
 """Place of the user's files, where commands run."""
 RUN = "run"
 """Place of run.yaml, node.json and files/ of a run that is tried."""
+_AGAIN = "give the same command again"
 _PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.workspace", WARM_DIR]
 
 
@@ -36,11 +37,14 @@ class Synced:
 
 
 def marks(files: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """What tells each file from another of its name."""
-    return {
-        name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else mark(content)
-        for name, content in files.items()
-    }
+    """What tells each file from another of its name. One that has gone meanwhile has none."""
+    found = {name: _mark_of(content) for name, content in files.items()}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+def _mark_of(content: Path | bytes) -> str | None:
+    """What tells it from another; None where there is nothing."""
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else mark_now(content)
 
 
 def sync(
@@ -53,7 +57,10 @@ def sync(
     if not changed and set(there) == set(wanted):
         return Synced()
     with tempfile.TemporaryFile() as stream:
-        pack(changed, wanted, stream)
+        try:
+            pack(changed, wanted, stream)
+        except BrokenCopyError as error:
+            raise ServiceError(str(error), where=f"pod {pod}", hint=_AGAIN) from error
         length = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         done = json.loads(asked(backend, pod, [*_PROGRAM, place, "apply", str(length)], stream))
@@ -76,5 +83,5 @@ def failed(pod: str, command: Sequence[str], ended: Ended) -> RankzeroError:
     if "No module named 'rankzero" in ended.words or "No module named rankzero" in ended.words:
         hint = "its image has no rankzero, or an older one: build it from this version (docker/README.md)"
     else:
-        hint = "give the same command again"
+        hint = _AGAIN
     return ServiceError(f"{' '.join(command[:4])}: {said}", where=f"pod {pod}", hint=hint)

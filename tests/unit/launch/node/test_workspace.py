@@ -160,3 +160,17 @@ def test_what_is_kept_takes_the_place_of_nothing_that_was(pod: Path, tmp_path: P
 def test_where_nothing_is_kept_no_place_is_made(pod: Path, tmp_path: Path) -> None:
     apply(pod, "work", io.BytesIO(sent(tmp_path)))
     assert not (pod / "work.replaced").exists()
+
+
+def test_a_file_that_a_command_removes_while_it_is_looked_at_is_none(
+    pod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.is_file
+
+    def then_removed(self: Path) -> bool:
+        there = real(self)
+        self.unlink()
+        return there
+
+    monkeypatch.setattr(Path, "is_file", then_removed)
+    assert present(pod, "work") == {}
