@@ -60,6 +60,8 @@ class FakeCluster:
     run: Callable[[list[str]], tuple[int, bytes, bytes]] = lambda _command: (0, b"", b"")
     feed: Callable[[str, list[str], bytes], tuple[int, bytes, bytes]] | None = None
     """As `run`, for who has to know the pod, and what the command was sent."""
+    takes: int | None = None
+    """Bytes of its standard input that a command reads before it ends; all of them."""
     """What a command in a pod does: its exit code, standard output and standard error."""
 
     date: str = "Sat, 21 Nov 2026 08:00:00 GMT"

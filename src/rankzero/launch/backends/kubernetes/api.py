@@ -32,8 +32,8 @@ CLOCK_SLACK = timedelta(seconds=2)
 WATCH_SECONDS = 240
 """The server ends a watch after this; silence for longer means that the connection is dead."""
 UPGRADED_SILENCE = 120.0
-"""Seconds for which a command in a pod may print nothing."""
-_BROKEN = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
+"""Seconds for which a command in a pod may print nothing, or take nothing of what it is sent."""
+BROKEN = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 """What a connection raises that is no longer HTTP."""
 _WORTH_A_RETRY = {NO_ANSWER, 429, 500, 502, 503, 504}
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -266,10 +266,13 @@ class Api:
                     response.read()
                     raise _failure(response, verb, POD, f"Pod/{pod}")
                 stream = response.extensions["network_stream"]
-                yield lambda most: stream.read(most, timeout=UPGRADED_SILENCE), stream.write
+                yield (
+                    lambda most: stream.read(most, timeout=UPGRADED_SILENCE),
+                    lambda data: stream.write(data, timeout=UPGRADED_SILENCE),
+                )
             finally:
                 response.close()
-        except (httpx2.TransportError, *_BROKEN) as error:
+        except (httpx2.TransportError, *BROKEN) as error:
             raise ApiError(Refusal(verb, NO_ANSWER, type(error).__name__, str(error)), resource=POD) from error
 
     def _send(self, call: _Call) -> Manifest:

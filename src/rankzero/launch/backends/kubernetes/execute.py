@@ -10,12 +10,13 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 from rankzero.errors import ServiceError
 from rankzero.launch.backend import Ended, Hear
-from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.api import BROKEN, Api
 from rankzero.launch.untyped_json import maps, text
 
 PROTOCOL = "v4.channel.k8s.io"
@@ -59,9 +60,10 @@ def stream(api: Api, place: Place, command: Sequence[str], hear: Hear, stdin: IO
     asked |= {"stdin": "true"} if stdin is not None else {}
     err = b""
     with api.upgraded(f"exec {place.pod}", place.pod, "exec", asked, headers) as (receive, send):
-        while stdin is not None and (data := stdin.read(_CHUNK)):
-            send(_frame(_BINARY, bytes([_IN]) + data))
-        for message in messages(receive, send):
+        with suppress(*BROKEN):  # the command may have ended before it was sent all: what came says why
+            while stdin is not None and (data := stdin.read(_CHUNK)):
+                send(_frame(_BINARY, bytes([_IN]) + data))
+        for message in messages(receive, _unless_broken(send)):
             channel, data = message[:1], message[1:]
             if channel == bytes([_OUT]):
                 hear(data)
@@ -70,6 +72,16 @@ def stream(api: Api, place: Place, command: Sequence[str], hear: Hear, stdin: IO
             elif channel == bytes([_STATUS]):
                 return _ended(json.loads(data), err.decode(errors="replace"), place.pod)
     raise ServiceError("the connection broke before the command ended", where=f"pod {place.pod}", hint="try again")
+
+
+def _unless_broken(send: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """What has come is read to its end, although nobody hears our answers any more."""
+
+    def answer(data: bytes) -> None:
+        with suppress(*BROKEN):
+            send(data)
+
+    return answer
 
 
 def _ended(status: Mapping[str, Any], words: str, pod: str) -> Ended:

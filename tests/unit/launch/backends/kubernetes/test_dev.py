@@ -161,6 +161,20 @@ def test_what_a_pod_cannot_do_is_said(bench: Bench, pods: list[WarmPod]) -> None
     assert look(backend, "dev-0").trouble.startswith("nvidia-smi: No module")
 
 
+def test_why_a_pod_took_no_more_of_the_files_is_said(bench: Bench, pods: list[WarmPod], tmp_path: Path) -> None:
+    """Whose disk is full: the command has ended before all was sent."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "big.bin").write_bytes(bytes(30_000_000))
+
+    def full(_pod: str, command: list[str], _sent: bytes) -> tuple[int, bytes, bytes]:
+        return (0, b"{}", b"") if command[-1] == "list" else (1, b"", b"OSError: [Errno 28] No space left on device\n")
+
+    bench.cluster.feed, bench.cluster.takes = full, 1000
+    with pytest.raises(ServiceError, match="No space left on device"):
+        sync(bench.backend(), pods, project, print)
+
+
 def test_another_run_is_no_warm_pods(bench: Bench) -> None:
     with pytest.raises(UsageError, match="there are no warm pods"):
         must_be_warm(bench.backend().collect("dev"))
