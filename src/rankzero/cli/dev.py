@@ -34,6 +34,7 @@ NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Of the 
 FromOption = Annotated[str, typer.Option("--from", metavar="DIR", help="Whose files are sent.")]
 NAME = "dev"
 JUPYTER_PORT = 8888
+_OTHERWISE = "`rankzero dev down` removes them, then `dev up` makes these; `--name NAME` makes these beside them"
 
 
 @app.callback()
@@ -72,7 +73,7 @@ def up(
         return
     backend = open_backend(plan.cluster, say=say)
     try:
-        apply(backend, objects, plan)
+        apply(backend, objects, plan, otherwise=_OTHERWISE)
         pods = dev.wait_until_warm(backend, plan.name, say)
     except KeyboardInterrupt:
         say("\nthey go on starting; the same command waits for them, rankzero dev down removes them")

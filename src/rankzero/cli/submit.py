@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,8 +75,9 @@ def submit(
     raise typer.Exit(conclude(backend, plan.name, as_json=as_json))
 
 
-def apply(backend: Backend, objects: list[Manifest], plan: Plan, *, replace: bool = False) -> None:
-    """Submit; where another run of this name goes on, ask the person at the terminal."""
+def apply(backend: Backend, objects: list[Manifest], plan: Plan, *, replace: bool = False, otherwise: str = "") -> None:
+    """Submit; where another run of this name goes on, ask the person at the terminal. `otherwise` says what else there
+    is to do, where that is another command's than submit's."""
     from rankzero.api.clusters import submitted
     from rankzero.cli.cluster_option import say
     from rankzero.launch.backend import AlreadyRunsError
@@ -83,9 +85,11 @@ def apply(backend: Backend, objects: list[Manifest], plan: Plan, *, replace: boo
     try:
         submitted(backend, objects, plan, say=say, replace=replace)
     except AlreadyRunsError as error:
+        (problem,) = error.problems
+        problem = replaced(problem, hint=otherwise or problem.hint)
         if not sys.stdin.isatty():
-            raise
-        say(str(error.problems[0]))
+            raise AlreadyRunsError(problem) from None
+        say(str(problem))
         typer.confirm("end it, and run this instead?", abort=True, err=True)
         submitted(backend, objects, plan, say=say, replace=True)
 

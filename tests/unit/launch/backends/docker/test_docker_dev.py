@@ -91,6 +91,17 @@ def test_pods_of_somebody_else_are_said_to_be(cli: Cli, daemon: Daemon, monkeypa
     assert done.code == 0 and "warning: ann@there made these pods" in done.err and daemon.names() == set()
 
 
+def test_pods_of_another_cluster_yaml_are_told_with_what_dev_has_for_it(cli: Cli, project: Path) -> None:
+    cli("dev up")
+    (project / "cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", "num_nodes: 1"), encoding="utf-8")
+    done = cli("dev up")
+    assert done.code == 78 and "is under way with another spec" in done.err
+    assert "`rankzero dev down`" in done.err and "--name NAME" in done.err and "--replace" not in done.err
+    assert cli("dev down").code == 0
+    again = cli("dev up")
+    assert (again.code, again.out) == (0, "dev-0\n")
+
+
 def test_a_run_that_trains_is_not_taken_for_warm_pods(cli: Cli, project: Path, daemon: Daemon) -> None:
     spec = "name: tiny\nmodel: {name: o/m}\ndata: {train: /outputs/t.jsonl}\n"
     (project / "run.yaml").write_text(spec, encoding="utf-8")
