@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,7 +110,7 @@ def sync(backend: Backend, pods: Sequence[WarmPod], directory: Path, say: Say) -
     found = own_files(directory)
     for problem in found.left_out:
         say(f"warning: {problem}")
-    return _send(backend, pods, WORK, found.files)
+    return _send(backend, pods, WORK, found.files, say)
 
 
 def run_command(backend: Backend, pods: Sequence[WarmPod], command: Sequence[str], line: Line) -> int:
@@ -143,7 +142,7 @@ def run_spec(
 
     made = {"num_nodes": len(pods), "nproc_per_node": pods[0].nproc}  # what `up` was told besides is in no file
     plan = _plan_in(reading, cluster.model_copy(update=made))
-    _send(backend, pods, RUN, _files_of(plan))
+    _send(backend, pods, RUN, _files_of(plan), lambda _line: None)  # only small ones travel along
     command = ["python", "-P", "-m", "rankzero.launch.node", plan.config_dir]  # not the files that were sent
     env = {pod.name: {"RANKZERO_NODE": str(pod.node)} for pod in pods}
     return run_together(backend, pods, command, env, float(cluster.grace_period_seconds), line, submitter())
@@ -161,14 +160,14 @@ def gpus(backend: Backend, name: str) -> list[PodGpus]:
     from rankzero.errors import UsageError
     from rankzero.launch import labels
     from rankzero.launch.pods import parse_pod
+    from rankzero.launch.warm.each import each
     from rankzero.launch.warm.gpus import look
 
     pods = [pod for pod in backend.collect(name, log_lines=0).pods if parse_pod(pod).is_running]
     names = [str(pod["metadata"]["name"]) for pod in pods if labels.role_of(pod) == labels.NODE_ROLE]
     if not names:
         raise UsageError("no pods of this name run", where=name, hint="`rankzero list` shows runs, `dev up` makes pods")
-    with ThreadPoolExecutor(min(len(names), 16)) as pool:
-        return list(pool.map(lambda pod: look(backend, pod), names))
+    return each(names, lambda pod: look(backend, pod))
 
 
 def jupyter(backend: Backend, pod: WarmPod, cluster: ClusterSpec, name: str) -> Jupyter:
@@ -217,15 +216,12 @@ class _TokenInSecret:
 
 
 def _send(
-    backend: Backend, pods: Sequence[WarmPod], place: str, files: Mapping[str, Path | bytes]
+    backend: Backend, pods: Sequence[WarmPod], place: str, files: Mapping[str, Path | bytes], say: Say
 ) -> dict[str, Synced]:
-    from rankzero.launch.warm.sync import marks
-    from rankzero.launch.warm.sync import sync as sync_pod
+    from rankzero.launch.warm.sync import sync as sync_pods
 
-    wanted = marks(files)
-    with ThreadPoolExecutor(min(len(pods), 16)) as pool:
-        done = list(pool.map(lambda pod: sync_pod(backend, pod.name, place, files, wanted), pods))
-    return {pod.name: one for pod, one in zip(pods, done, strict=True)}
+    names = [pod.name for pod in pods]
+    return dict(zip(names, sync_pods(backend, names, place, files, say), strict=True))
 
 
 def _plan_in(reading: Reading[RunSpec], cluster: ClusterSpec) -> Plan:

@@ -7,15 +7,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from rankzero.errors import ConfigError, ServiceError, UsageError
-from rankzero.launch.backend import Backend, Ended, Hear
+from rankzero.errors import ConfigError, UsageError
 from rankzero.launch.warm import files
 from rankzero.launch.warm.files import OwnFiles, own_files
-from rankzero.launch.warm.sync import marks, sync
+from rankzero.launch.warm.sync import marks
 from tests.support.unreadable import refuse
 
 
@@ -103,31 +102,6 @@ def test_a_file_that_vanishes_once_it_was_listed_is_none(tmp_path: Path) -> None
     (tmp_path / "a.py").write_text("1\n", encoding="utf-8")
     there = {"a.py": tmp_path / "a.py", "tmp.swp": tmp_path / "tmp.swp"}
     assert set(marks(there)) == {"a.py"}
-
-
-@pytest.mark.parametrize("change", ["vanishes", "shrinks"])
-def test_a_file_that_changes_while_it_is_packed_is_told_with_what_to_do(tmp_path: Path, change: str) -> None:
-    log = tmp_path / "log.txt"
-    log.write_bytes(b"1" * 100_000)
-    known = marks({"log.txt": log})
-
-    class Pod:
-        def execute(self, _pod: str, _command: object, hear: Hear, _stdin: object = None) -> Ended:
-            hear(b"{}")
-            return Ended(0)
-
-    if change == "vanishes":
-        log.unlink()
-    else:
-        log.write_bytes(b"")
-        known["log.txt"] = "0" * 64
-    real = os.fstat
-    with pytest.MonkeyPatch.context() as patch:
-        if change == "shrinks":
-            patch.setattr(os, "fstat", lambda number: os.stat_result((*real(number)[:6], 100_000, *real(number)[7:])))
-        with pytest.raises(ServiceError, match="changed while it was sent") as caught:
-            sync(cast(Backend, Pod()), "dev-0", "work", {"log.txt": log}, known)
-    assert caught.value.problems[0].hint == "give the same command again"
 
 
 def test_a_folder_that_may_not_be_read_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

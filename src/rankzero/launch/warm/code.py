@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from rankzero.errors import Problem
 from rankzero.launch.backend import Backend
 from rankzero.launch.node.code import Code, this_code
+from rankzero.launch.warm.each import each
 from rankzero.launch.warm.pods import WarmPod
 
 _PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.code"]
@@ -19,8 +19,7 @@ def other_code(backend: Backend, pods: Sequence[WarmPod]) -> list[Problem]:
 
     Raises ServiceError where a pod cannot be asked.
     """
-    with ThreadPoolExecutor(min(len(pods), 16)) as pool:
-        found = list(pool.map(lambda pod: _code_of(backend, pod.name), pods))
+    found = each(pods, lambda pod: _code_of(backend, pod.name))
     here, findings = this_code(), []
     for code in dict.fromkeys(found):
         if code == here:

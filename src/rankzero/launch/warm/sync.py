@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,18 @@ from pathlib import Path
 from typing import IO
 
 from rankzero.errors import RankzeroError, ServiceError
-from rankzero.launch.backend import Backend, Ended
+from rankzero.launch.backend import Backend, Ended, Say
 from rankzero.launch.node.settings import WARM_DIR
 from rankzero.launch.node.workspace import BrokenCopyError, mark_now, pack
+from rankzero.launch.warm.each import each
 
 WORK = "work"
 """Place of the user's files, where commands run."""
 RUN = "run"
 """Place of run.yaml, node.json and files/ of a run that is tried."""
+MUCH = 10_000_000
+"""Bytes that are worth a word before they are sent."""
+_Names = tuple[str, ...]
 _AGAIN = "give the same command again"
 _PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.workspace", WARM_DIR]
 
@@ -48,21 +51,48 @@ def _mark_of(content: Path | bytes) -> str | None:
 
 
 def sync(
-    backend: Backend, pod: str, place: str, files: Mapping[str, Path | bytes], wanted: Mapping[str, str]
-) -> Synced:
-    """Make a place of a pod hold these files; `wanted` are their marks. What was sent before and is not among them is
-    removed; nothing else is. Raises ServiceError where the pod cannot, or a file changed meanwhile."""
+    backend: Backend, pods: Sequence[str], place: str, files: Mapping[str, Path | bytes], say: Say
+) -> list[Synced]:
+    """Make a place of pods hold these files; what is much is said before it is sent. What was sent before and is not
+    among them is removed; nothing else is. Raises ServiceError where a pod cannot, or a file changed meanwhile."""
+    wanted = marks(files)
+    lacks = each(pods, lambda pod: _lacking(backend, pod, place, wanted))
+    with tempfile.TemporaryDirectory() as directory:
+        packed: dict[_Names | None, Path | None] = {}
+        for number, names in enumerate(dict.fromkeys(lacks)):  # most often all pods lack the same
+            packed[names] = path = None if names is None else Path(directory, str(number))
+            if path is not None and names is not None:
+                _pack(path, {name: files[name] for name in names}, wanted)
+                _announce(path, len(names), lacks.count(names), say)
+        every = [(pod, packed[names]) for pod, names in zip(pods, lacks, strict=True)]
+        return each(every, lambda one: _apply(backend, one[0], place, one[1]))
+
+
+def _lacking(backend: Backend, pod: str, place: str, wanted: Mapping[str, str]) -> _Names | None:
+    """What a pod lacks; None where nothing is to be done. It may have something that is to go."""
     there: dict[str, str] = json.loads(asked(backend, pod, [*_PROGRAM, place, "list"]))
-    changed = {name: files[name] for name, known in wanted.items() if there.get(name) != known}
-    if not changed and set(there) == set(wanted):
-        return Synced()
-    with tempfile.TemporaryFile() as stream:
+    names = tuple(name for name, known in wanted.items() if there.get(name) != known)
+    return names if names or set(there) != set(wanted) else None
+
+
+def _pack(path: Path, changed: Mapping[str, Path | bytes], wanted: Mapping[str, str]) -> None:
+    with path.open("wb") as stream:
         try:
             pack(changed, wanted, stream)
         except BrokenCopyError as error:
-            raise ServiceError(str(error), where=f"pod {pod}", hint=_AGAIN) from error
-        length = stream.seek(0, os.SEEK_END)
-        stream.seek(0)
+            raise ServiceError(str(error), hint=_AGAIN) from error
+
+
+def _announce(path: Path, files: int, pods: int, say: Say) -> None:
+    if (size := path.stat().st_size) >= MUCH:
+        say(f"sending {files} files, {size / 1e6:,.0f} MB, to {pods} pod{'s' if pods > 1 else ''}")
+
+
+def _apply(backend: Backend, pod: str, place: str, packed: Path | None) -> Synced:
+    if packed is None:
+        return Synced()
+    length = packed.stat().st_size
+    with packed.open("rb") as stream:
         done = json.loads(asked(backend, pod, [*_PROGRAM, place, "apply", str(length)], stream))
     kept = tuple(f"{WARM_DIR}/{name}" for name in done["replaced"])
     return Synced(done["put"], done["removed"], length, kept)
