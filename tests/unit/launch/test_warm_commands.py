@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch.backend import Backend, Ended, Hear
-from rankzero.launch.warm.commands import run_together
+from rankzero.launch.warm.commands import _Lines, run_together
 from rankzero.launch.warm.pods import WarmPod
 
 PODS = [WarmPod("a", 0, 1, "m"), WarmPod("b", 1, 1, "m")]
@@ -147,3 +148,36 @@ def test_where_nobody_reads_the_lines_any_more_the_command_is_ended(place: Place
     with pytest.raises(BrokenPipeError):
         place(line)
     assert set(place.told) == {"a", "b"}
+
+
+def heard(*pieces: bytes, seconds: float = 1.0) -> list[str]:
+    """What is shown of bytes that come one piece each so many seconds."""
+    shown: list[str] = []
+    clock = itertools.count(0.0, seconds)
+    lines = _Lines(shown.append, lambda: next(clock))
+    for piece in pieces:
+        lines.hear(piece)
+    lines.flush()
+    return shown
+
+
+def test_a_progress_bar_is_shown_before_its_line_ends_and_not_at_every_step() -> None:
+    steps = [f"\r{step:3} of 100".encode() for step in range(101)]
+    shown = heard(b"begin\n", *steps, b"\nend\n")
+    assert shown[:3] == ["begin", "  0 of 100", "  5 of 100"] and shown[-2:] == ["100 of 100", "end"]
+    assert len(shown) == 3 + 20
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"a\nb", b"c\n\nd"], ["a", "bc", "", "d"]),
+        ([b"a\r\nb\r\n\r\nc"], ["a", "b", "", "c"]),
+        ([b"a\r", b"\n", b"b\r", b"\n"], ["a", "b"]),
+        ([b"1\r2\r3\n"], ["1", "3"]),
+        ([b"1\r2\r"], ["1", "2"]),
+        ([b"\xe2\x82", b"\xac\n"], ["€"]),
+    ],
+)
+def test_lines_are_shown_as_they_are(pieces: list[bytes], shown: list[str]) -> None:
+    assert heard(*pieces, seconds=0.0) == shown

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +28,9 @@ TRIES = 3
 RETRY_SECONDS = 2.0
 _PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.group", WARM_DIR]
 _LOOK_SECONDS = 0.2
+BAR_SECONDS = 5.0
+"""How often a line is shown that does not end."""
+_ENDS = re.compile(rb"[\r\n]")
 
 Line = Callable[[WarmPod, str], None]
 """Is given each line of each pod."""
@@ -231,17 +236,45 @@ def _known(error: Exception, pod: str) -> RankzeroError:
 
 
 class _Lines:
-    """Bytes as they come, as whole lines."""
+    """Bytes as they come, as lines. A line that is written over, as progress bars are, is shown every few seconds."""
 
-    def __init__(self, put: Callable[[str], None]) -> None:
-        self._put, self._rest = put, b""
+    def __init__(self, put: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._put, self._now = put, now
+        self._rest = bytearray()
+        self._state: bytes | None = None
+        """What the line was, before it is written over."""
+        self._is_shown = False
+        self._next_at = -math.inf
 
     def hear(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        for one in whole:
-            self._put(one.decode(errors="replace"))
+        begin = 0
+        for end in _ENDS.finditer(data):
+            self._rest += data[begin : end.start()]
+            begin = end.end()
+            if end[0] == b"\n":
+                self._end_line()
+            elif self._rest:
+                self._note_state()
+        self._rest += data[begin:]
 
     def flush(self) -> None:
-        if self._rest:
-            self._put(self._rest.decode(errors="replace"))
-            self._rest = b""
+        if self._rest or self._state is not None:
+            self._end_line()
+
+    def _note_state(self) -> None:
+        self._state, self._is_shown = bytes(self._rest), False
+        self._rest.clear()
+        if (now := self._now()) >= self._next_at:
+            self._next_at, self._is_shown = now + BAR_SECONDS, True
+            self._show(self._state)
+
+    def _end_line(self) -> None:
+        if self._rest or self._state is None:
+            self._show(bytes(self._rest))
+        elif not self._is_shown:
+            self._show(self._state)
+        self._rest.clear()
+        self._state = None
+
+    def _show(self, line: bytes) -> None:
+        self._put(line.decode(errors="replace"))
