@@ -94,7 +94,7 @@ def _apply(backend: Backend, pod: str, place: str, packed: Path | None) -> Synce
     length = packed.stat().st_size
     with packed.open("rb") as stream:
         done = json.loads(asked(backend, pod, [*_PROGRAM, place, "apply", str(length)], stream))
-    kept = tuple(f"{WARM_DIR}/{name}" for name in done["replaced"])
+    kept = tuple(f"{WARM_DIR}/{name}" for name in done.get("replaced", ()))  # the first version says none
     return Synced(done["put"], done["removed"], length, kept)
 
 

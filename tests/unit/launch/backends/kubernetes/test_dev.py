@@ -152,6 +152,15 @@ def test_an_image_without_jupyter_is_told_with_the_fix(bench: Bench, pods: list[
     assert "make image EXTRAS=train,quantization,vision,serve,jupyter" in caught.value.problems[0].hint
 
 
+def test_a_pod_of_the_first_version_says_nothing_of_what_it_replaced(bench: Bench, pods: list[WarmPod]) -> None:
+    def first(_pod: str, command: list[str], _sent: bytes) -> tuple[int, bytes, bytes]:
+        return 0, b"{}" if command[-1] == "list" else b'{"put": 2, "removed": 0}', b""
+
+    bench.cluster.feed = first
+    done = sync(bench.backend(), pods, Path(__file__).parent, print)
+    assert (done["dev-0"].put, done["dev-0"].replaced) == (2, ())
+
+
 def test_what_a_pod_cannot_do_is_said(bench: Bench, pods: list[WarmPod]) -> None:
     backend = bench.backend()
     bench.cluster.feed = lambda _pod, _command, _sent: (1, b"", b"No module named 'rankzero'")
