@@ -7,14 +7,15 @@ ROOT/group.json says which process leads the group, ROOT/ended/ID that an order 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO
@@ -54,16 +55,43 @@ def run(root: Path, order: Order, work: Path) -> int:
     What the command leaves running ends with it. Raises BrokenPipeError where nobody listens any more, after ending it.
     """
     with beating() as beat:  # what ran before may save for long
-        _end_earlier(root, order)
         try:
-            beat.now()
-            code = _ENDED if _is_ended(root, order) else _run(root, order, work, beat)
+            code = _run(root, order, work, beat)
             if order.id and (why := _why_ended(root, order.id)):
                 print(f"ended by {why}", flush=True)
             return code
         finally:
             if order.id:
                 _note_of(root, order.id).unlink(missing_ok=True)
+
+
+def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
+    with _in_turn(root):
+        if not _is_ended(root, order):
+            _end_earlier(root, order)
+        beat.now()
+        begun = _ENDED if _is_ended(root, order) else _begin(root, order, work)
+    if isinstance(begun, int):
+        return begun
+    process, mark = begun
+    try:
+        # Whoever ends it now finds the group; whoever did before has left a note.
+        code = _ENDED if _is_ended(root, order) else _wait(process, beat)
+    finally:
+        end_group(root, meanwhile=process.poll, only=mark)
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _in_turn(root: Path) -> Iterator[None]:
+    """Of two that began at once both would run, and nobody could find one of them again."""
+    with (root / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another `dev run` is about to start here, and comes first", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _end_earlier(root: Path, order: Order) -> None:
@@ -79,22 +107,17 @@ def _end_earlier(root: Path, order: Order) -> None:
     end_group(root)
 
 
-def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
+def _begin(root: Path, order: Order, work: Path) -> tuple[subprocess.Popen[bytes], str] | int:
+    """As `begin`; or the exit code of a command that is not started, when it has been said why."""
     try:
         work.mkdir(parents=True, exist_ok=True)
-        process, mark = begin(root, order, work)
+        return begin(root, order, work)
     except UnnotedError as error:
         print(f"not started: {error.filename}: {error.strerror}", flush=True)
         return ExitCode.STORAGE
     except OSError as error:
         print(f"{error.filename or order.command[0]}: {error.strerror}", flush=True)
         return _NOT_STARTED
-    try:
-        # Whoever ends it now finds the group; whoever did before has left a note.
-        code = _ENDED if _is_ended(root, order) else _wait(process, beat)
-    finally:
-        end_group(root, meanwhile=process.poll, only=mark)
-    return code if code >= 0 else 128 - code
 
 
 def end(root: Path, order: str) -> None:

@@ -224,7 +224,8 @@ class _Together:
 
     def _may_run(self, name: str) -> Problem:
         lost = self._lost.get(name)
-        why = f": it could not be told to end ({lost.problems[0].what})" if lost is not None else ""
+        told = ": it was told to end" if self._told.get(name) else ""
+        why = told if lost is None else f": it could not be told to end ({lost.problems[0].what})"
         hint = "the next `rankzero dev run` ends it first, `rankzero dev down` with the pods"
         return Problem(f"the command may still run there{why}", f"pod {name}", hint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import subprocess
 import sys
@@ -108,7 +109,24 @@ def test_one_that_is_ended_before_it_came_starts_nothing(pod: Pod) -> None:
     assert pod.run(LEAVES_A_FILE, id="1").wait(60) == 143
     assert not (pod.work / "new").exists()
     assert pod.run(LEAVES_A_FILE, id="2").wait(60) == 0
-    assert [path.name for path in pod.root.rglob("*") if path.is_file()] == ["group.json", "new"], "no note stays"
+    assert {path.name for path in pod.root.rglob("*") if path.is_file()} == {"group.json", "lock", "new"}, "no note"
+
+
+def test_orders_wait_for_each_other_and_one_that_is_ended_meanwhile_ends_nothing(pod: Pod) -> None:
+    """Two that begin at once would both run, and only one could be found again."""
+    earlier = pod.run(SAVES, id="1")
+    assert line(earlier) == "up"
+    with (pod.root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        later = pod.run(LEAVES_A_FILE, program=_LIVELY, id="2")
+        assert later.stderr is not None and later.stderr.read(3) == "\0\0\0", "whoever waits sees that it lives"
+        pod.end("2")
+        assert later.poll() is None
+    assert later.wait(60) == 143 and earlier.poll() is None
+    third = pod.run(LEAVES_A_FILE, id="3")
+    assert line(earlier) == "told"
+    (pod.work / "saved").touch()
+    assert (third.wait(60), earlier.wait(60)) == (0, 75)
 
 
 def test_the_order_of_another_leaves_a_command_alone(pod: Pod) -> None:
