@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +114,8 @@ def failed(pod: str, command: Sequence[str], ended: Ended) -> RankzeroError:
     said = (ended.words.strip().splitlines() or [f"it ended with {ended.code}"])[-1]
     if "No module named 'rankzero" in ended.words or "No module named rankzero" in ended.words:
         hint = "its image has no rankzero, or an older one: build it from this version (docker/README.md)"
+    elif os.strerror(errno.ENOSPC) in ended.words:
+        hint = "make room below /tmp there (`rankzero dev shell`); `.replaced` directories keep what was changed there"
     else:
         hint = _AGAIN
     return ServiceError(f"{' '.join(command[:4])}: {said}", where=f"pod {pod}", hint=hint)

@@ -180,8 +180,9 @@ def test_why_a_pod_took_no_more_of_the_files_is_said(bench: Bench, pods: list[Wa
         return (0, b"{}", b"") if command[-1] == "list" else (1, b"", b"OSError: [Errno 28] No space left on device\n")
 
     bench.cluster.feed, bench.cluster.takes = full, 1000
-    with pytest.raises(ServiceError, match="No space left on device"):
+    with pytest.raises(ServiceError, match="No space left on device") as caught:
         sync(bench.backend(), pods, project, print)
+    assert "rankzero dev shell" in caught.value.problems[0].hint
 
 
 def test_another_run_is_no_warm_pods(bench: Bench) -> None:
