@@ -326,4 +326,4 @@ def _terminal(spec: ClusterSpec, pod: WarmPod) -> list[str]:
     wants = "-it" if sys.stdin.isatty() else "-i"
     if kind_section(spec.kind).on_this_machine:
         return [PROGRAM, "exec", wants, container_name(pod.name)]
-    return [*kubectl(spec, "opens a terminal in a pod"), "exec", wants, pod.name, "-c", pod.container, "--"]
+    return [*kubectl(spec, "opens a terminal in a pod"), "exec", wants, pod.name, f"--container={pod.container}", "--"]

@@ -73,7 +73,7 @@ def test_jupyter_s_port_is_forwarded(warm: Place, kubectl: Path, monkeypatch: py
 
 def test_a_shell_is_opened_in_the_container_that_is_ours(warm: Place, kubectl: Path) -> None:
     warm("dev shell 1")
-    assert kubectl.read_text().split()[:8] == ["-n", "train", "exec", "-i", "dev-1", "-c", "node", "--"]
+    assert kubectl.read_text().split()[:7] == ["-n", "train", "exec", "-i", "dev-1", "--container=node", "--"]
 
 
 def test_without_kubectl_nothing_is_started(warm: Place, monkeypatch: pytest.MonkeyPatch) -> None:
