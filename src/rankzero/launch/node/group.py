@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 from rankzero.errors import ExitCode
@@ -62,7 +62,8 @@ def run(root: Path, order: Order, work: Path) -> int:
             return code
         finally:
             if order.id:
-                _note_of(root, order.id).unlink(missing_ok=True)
+                with suppress(OSError):  # one that stays is in no other order's way
+                    _note_of(root, order.id).unlink()
 
 
 def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
@@ -120,13 +121,18 @@ def _begin(root: Path, order: Order, work: Path) -> tuple[subprocess.Popen[bytes
         return _NOT_STARTED
 
 
-def end(root: Path, order: str) -> None:
+def end(root: Path, order: str) -> bool:
     """End the command of an order, or keep it from starting: the order may be on its way, or wait for the command
-    before to save."""
+    before to save. Returns whether anything of it ran. Raises OSError where nothing did and it may still start."""
+    unnoted: OSError | None = None
     try:
         _leave_note(root, order, "")
-    finally:  # what runs is ended on a full disk, too
-        end_group(root, only=order)
+    except OSError as error:  # what runs is ended on a full disk, too
+        unnoted = error
+    ran = end_group(root, only=order)
+    if unnoted is not None and not ran and not _note_of(root, order).exists():
+        raise unnoted
+    return ran
 
 
 def _note_of(root: Path, order: str) -> Path:
@@ -143,7 +149,7 @@ def _why_ended(root: Path, order: str) -> str:
     """What is to be said of it to whoever gave the order; nothing where that was asked for there."""
     try:
         return _note_of(root, order).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except OSError:  # none was left, or none could be
         return ""
 
 
@@ -290,16 +296,21 @@ def _marked(mark: str) -> list[int]:
 
 
 def main() -> None:
-    """Do as the arguments say."""
-    root, verb = Path(sys.argv[1]), sys.argv[2]
-    root.mkdir(parents=True, exist_ok=True)
-    if verb == "end":
+    """Do as the arguments say, or say what the disk does not take."""
+    root, verb, *more = Path(sys.argv[1]), *sys.argv[2:]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if verb == "run":
+            sys.exit(_run_told(root, json.loads(more[0])))
         with beating():
-            end(root, sys.argv[3]) if len(sys.argv) > 3 else end_group(root)
-        return
-    told = json.loads(sys.argv[3])
+            end(root, *more) if more else end_group(root)
+    except OSError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _run_told(root: Path, told: Mapping[str, Any]) -> int:
     order = Order(told["command"], told["env"], told["grace"], told.get("id", ""), told.get("by", ""))
-    sys.exit(run(root, order, root / told["work"]))
+    return run(root, order, root / told["work"])
 
 
 if __name__ == "__main__":

@@ -147,6 +147,33 @@ def test_an_older_rankzero_names_no_order(pod: Pod) -> None:
     assert first.wait(60) == 75
 
 
+def no_notes(pod: Pod) -> None:
+    """As on a disk that takes nothing more, or is broken."""
+    (pod.root / "ended").touch()
+
+
+def test_where_no_note_can_be_left_what_runs_is_ended_all_the_same(pod: Pod) -> None:
+    no_notes(pod)
+    (pod.work / "saved").touch()
+    process = pod.run(SAVES, id="1")
+    assert line(process) == "up"
+    pod.end("1")
+    assert process.communicate() == ("told\n", "\0") and process.returncode == 75
+
+
+def test_an_order_that_can_neither_be_found_nor_kept_from_starting_is_told_in_words(pod: Pod) -> None:
+    no_notes(pod)
+    done = subprocess.run([*_PROGRAM, str(pod.root), "end", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == f"FileExistsError: [Errno 17] File exists: '{pod.root}/ended'\n"
+
+
+def test_a_disk_on_which_no_turn_can_be_waited_for_is_told_in_words(pod: Pod) -> None:
+    (pod.root / "lock").mkdir()
+    process = pod.run(LEAVES_A_FILE, id="1")
+    assert process.communicate() == ("", f"IsADirectoryError: [Errno 21] Is a directory: '{pod.root}/lock'\n")
+    assert process.returncode == 1 and not (pod.work / "new").exists()
+
+
 def test_a_command_that_nobody_could_find_again_is_not_started(pod: Pod) -> None:
     """As on a full disk."""
     (pod.root / "group.new").mkdir()
