@@ -28,6 +28,9 @@ GRACE_SECONDS = 10.0
 """From SIGTERM to SIGKILL, where an order does not say."""
 MARK_VARIABLE = "RANKZERO_DEV_RUN"
 """In the environment of all that a command starts: launchers put their workers into groups of their own."""
+SAME_MOMENT_SECONDS = 30.0
+"""An order that comes so long after another's command began may have been given before that one. Longer than an order
+is on its way; for longer no user's clock that is behind keeps its orders from going first."""
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 1.0
 """How often it is looked whether anybody listens."""
@@ -47,6 +50,8 @@ class Order:
     """What `end` knows it by; nothing where an older rankzero gives it."""
     by: str = ""
     """Who gives it."""
+    at: float = 0.0
+    """When, by the clock of whoever does: the same in all pods. Nothing where an older rankzero gives it."""
 
 
 def run(root: Path, order: Order, work: Path) -> int:
@@ -68,8 +73,8 @@ def run(root: Path, order: Order, work: Path) -> int:
 
 def _run(root: Path, order: Order, work: Path, beat: Beat) -> int:
     with _in_turn(root):
-        if not _is_ended(root, order):
-            _end_earlier(root, order)
+        if not _is_ended(root, order) and not _end_earlier(root, order):
+            return ExitCode.SERVICE
         beat.now()
         begun = _ENDED if _is_ended(root, order) else _begin(root, order, work)
     if isinstance(begun, int):
@@ -95,17 +100,29 @@ def _in_turn(root: Path) -> Iterator[None]:
         yield
 
 
-def _end_earlier(root: Path, order: Order) -> None:
-    """What ran before, and let both sides know: it may be another user's."""
+def _end_earlier(root: Path, order: Order) -> bool:
+    """What ran before, and let both sides know: it may be another user's. Returns whether it is the order's turn."""
     before = _Group.read(root)
     if before is None or not before.is_alive():
-        return
+        return True
     whose = f" of {before.by}" if before.by else ""
+    if _overtook(before, order):
+        another = f"another `dev run`,{whose}," if whose else "another `dev run`"
+        print(f"not started: {another} was started at the same time, and goes on", flush=True)
+        return False
     print(f"the command{whose} that still ran here is ended first; it has {before.grace:.0f} s to save", flush=True)
     if before.order:
         with suppress(OSError):  # a full disk: it is ended all the same
             _leave_note(root, before.order, f"another `dev run`{f', of {order.by}' if order.by else ''}")
     end_group(root)
+    return True
+
+
+def _overtook(before: _Group, order: Order) -> bool:
+    """Whether what runs was asked for after the order was, and only came here first. Of two at once one comes first in
+    some pods, the other in others: if whichever came last ended the other, neither would run in all."""
+    is_young = time.monotonic() - before.begun < SAME_MOMENT_SECONDS
+    return is_young and order.at > 0 and (before.at, before.order) > (order.at, order.id)
 
 
 def _begin(root: Path, order: Order, work: Path) -> tuple[subprocess.Popen[bytes], str] | int:
@@ -165,6 +182,9 @@ class _Group:
     grace: float
     order: str = ""
     by: str = ""
+    at: float = 0.0
+    begun: float = 0.0
+    """By the clock that all processes of a machine share."""
     leader: int = 0
     started: str = ""
     """When the leader did. Nothing until it is known: what comes of the command is found by its mark."""
@@ -210,7 +230,7 @@ class UnnotedError(OSError):
 def begin(root: Path, order: Order, work: Path, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """Start a command as ROOT's group, its two outputs as one. Returns it and the mark of all that comes of it. Raises
     UnnotedError, or OSError where it cannot be started."""
-    group = _Group(uuid4().hex, order.grace, order.id, order.by)
+    group = _Group(uuid4().hex, order.grace, order.id, order.by, order.at, time.monotonic())
     group.write(root)
     process = subprocess.Popen(
         order.command,
@@ -309,8 +329,8 @@ def main() -> None:
 
 
 def _run_told(root: Path, told: Mapping[str, Any]) -> int:
-    order = Order(told["command"], told["env"], told["grace"], told.get("id", ""), told.get("by", ""))
-    return run(root, order, root / told["work"])
+    more = {name: told[name] for name in ("id", "by", "at") if name in told}  # an older rankzero says fewer
+    return run(root, Order(told["command"], told["env"], told["grace"], **more), root / told["work"])
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def run_together(
     told to end; the others are ended.
     """
     order = uuid4().hex
-    told = {"id": order, "by": by, "command": list(command), "work": WORK, "grace": grace}
+    told = {"id": order, "by": by, "at": time.time(), "command": list(command), "work": WORK, "grace": grace}
     orders = {pod.name: json.dumps({**told, "env": dict(env[pod.name])}) for pod in pods}
     return _Together(backend, pods, order, orders, line).run()
 

@@ -62,7 +62,7 @@ class Pod:
         return self.root / "work"
 
     def run(
-        self, script: str, grace: float = 600.0, program: Sequence[str] = _PROGRAM, **more: str
+        self, script: str, grace: float = 600.0, program: Sequence[str] = _PROGRAM, **more: str | float
     ) -> subprocess.Popen[str]:
         """Start a script as a command."""
         told = {"command": [sys.executable, "-c", script], "env": {}, "work": "work", "grace": grace, **more}
@@ -127,6 +127,37 @@ def test_orders_wait_for_each_other_and_one_that_is_ended_meanwhile_ends_nothing
     assert line(earlier) == "told"
     (pod.work / "saved").touch()
     assert (third.wait(60), earlier.wait(60)) == (0, 75)
+
+
+@pytest.mark.parametrize("younger_comes_first", [True, False])
+def test_of_two_that_are_given_at_once_the_same_one_runs_in_whatever_order_they_come(
+    pod: Pod, younger_comes_first: bool
+) -> None:
+    """Each comes to its pods in an order of its own: where the last one ended the other, neither ran in all."""
+    (pod.work / "saved").touch()
+    orders = [{"id": "1", "by": "bob@here", "at": 1000.5}, {"id": "2", "by": "ann@there", "at": 1000.0}]
+    told = orders if younger_comes_first else orders[::-1]
+    first = pod.run(SAVES, **told[0])
+    assert line(first) == "up"
+    second = pod.run(SAVES, **told[1])
+    if younger_comes_first:
+        assert line(second) == "not started: another `dev run`, of bob@here, was started at the same time, and goes on"
+        assert second.wait(60) == 69 and first.poll() is None
+    else:
+        assert line(second).startswith("the command of ann@there that still ran here is ended first")
+        assert line(second) == "up" and first.wait(60) == 75
+
+
+@pytest.mark.parametrize("told", [{"at": 1.0}, {}])
+def test_a_clock_that_is_behind_keeps_nobody_from_ending_what_ran_for_long(pod: Pod, told: dict[str, float]) -> None:
+    (pod.work / "saved").touch()
+    first = pod.run(SAVES, id="1", at=1000.0)
+    assert line(first) == "up"
+    note = json.loads((pod.root / "group.json").read_text())
+    if told:
+        note["begun"] -= group.SAME_MOMENT_SECONDS + 1
+    (pod.root / "group.json").write_text(json.dumps(note))
+    assert pod.run(LEAVES_A_FILE, id="2", **told).wait(60) == 0 and first.wait(60) == 75
 
 
 def test_the_order_of_another_leaves_a_command_alone(pod: Pod) -> None:
