@@ -113,18 +113,19 @@ def sync(backend: Backend, pods: Sequence[WarmPod], directory: Path, say: Say) -
     return _send(backend, pods, WORK, found.files, say)
 
 
-def run_command(backend: Backend, pods: Sequence[WarmPod], command: Sequence[str], line: Line) -> int:
+def run_command(backend: Backend, pods: Sequence[WarmPod], command: Sequence[str], line: Line, say: Say) -> int:
     """Run a command on every node, in the directory of the files that were sent; what ran there is ended first, and who
     ran it told by whom.
 
-    Returns the exit code of the first that failed, 0 where none did, 130 after Ctrl-C, which ends all.
+    Returns the exit code of the first that failed, 0 where none did, 130 after Ctrl-C, which ends all, and says where
+    it cannot. Raises ServiceError where a pod is lost.
     """
     from rankzero.api.clusters import submitter
     from rankzero.launch.node.group import GRACE_SECONDS
     from rankzero.launch.warm.commands import ranks, run_together
 
     env = {pod.name: ranks(pod, pods) for pod in pods}
-    return run_together(backend, pods, command, env, GRACE_SECONDS, line, submitter())
+    return run_together(backend, pods, command, env, GRACE_SECONDS, line, say, submitter())
 
 
 def run_spec(
@@ -133,6 +134,7 @@ def run_spec(
     reading: Reading[RunSpec],
     cluster: ClusterSpec,
     line: Line,
+    say: Say,
 ) -> int:
     """Train a run.yaml, read for pods, in the pods as its own pods would: small local files travel along, nothing is
     prepared. As `run_command` otherwise. Raises ConfigError with all problems."""
@@ -145,7 +147,8 @@ def run_spec(
     _send(backend, pods, RUN, _files_of(plan), lambda _line: None)  # only small ones travel along
     command = ["python", "-P", "-m", "rankzero.launch.node", plan.config_dir]  # not the files that were sent
     env = {pod.name: {"RANKZERO_NODE": str(pod.node)} for pod in pods}
-    return run_together(backend, pods, command, env, float(cluster.grace_period_seconds), line, submitter())
+    grace = float(cluster.grace_period_seconds)
+    return run_together(backend, pods, command, env, grace, line, say, submitter())
 
 
 def other_code(backend: Backend, pods: Sequence[WarmPod]) -> list[Problem]:

@@ -133,10 +133,10 @@ def run(
             if done.put or done.removed:
                 say(f"{pod}: {_changes(done)}")
     if reading is None:
-        code = dev.run_command(backend, pods, arguments, line)
+        code = dev.run_command(backend, pods, arguments, line, say)
     else:
         _warn_of_other_code(backend, pods)
-        code = dev.run_spec(backend, pods, reading, spec, line)
+        code = dev.run_spec(backend, pods, reading, spec, line, say)
     raise typer.Exit(code)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch.backend import Backend, Ended, Hear
+from rankzero.launch.node.group import NOT_BEGUN
 from rankzero.launch.warm.commands import _Lines, run_together
 from rankzero.launch.warm.pods import WarmPod
 
@@ -28,6 +29,9 @@ class Place:
     """What is done instead, by pod."""
     refuses: dict[str, list[Exception]] = field(default_factory=dict)
     """What the next orders to end come upon, by pod."""
+    ends: dict[str, Callable[[Hear], Ended]] = field(default_factory=dict)
+    """What orders to end do instead, by pod."""
+    said: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     over: dict[str, threading.Event] = field(default_factory=lambda: {pod.name: threading.Event() for pod in PODS})
     heard: list[tuple[str, str]] = field(default_factory=list)
@@ -39,7 +43,7 @@ class Place:
         if self.refuses.get(pod):
             raise self.refuses[pod].pop(0)
         self.over[pod].set()
-        return Ended(0)
+        return self.ends.get(pod, lambda _hear: Ended(0))(hear)
 
     def _until_told(self, pod: str, hear: Hear) -> Ended:
         hear(b"up\n")
@@ -53,7 +57,7 @@ class Place:
             self.heard.append((pod.name, text))
 
         env: dict[str, dict[str, str]] = {pod.name: {} for pod in PODS}
-        return run_together(cast(Backend, self), PODS, ["x"], env, 1.0, line or note)
+        return run_together(cast(Backend, self), PODS, ["x"], env, 1.0, line or note, self.said.append)
 
 
 @pytest.fixture
@@ -93,11 +97,10 @@ def test_an_order_to_end_that_fails_is_given_again(place: Place) -> None:
 
 def test_a_pod_that_cannot_be_told_to_end_is_named_with_what_ends_it(place: Place) -> None:
     place.refuses["b"] = [ServiceError("no answer") for _ in range(9)]
-    with pytest.raises(ServiceError) as caught:
-        place(gets(signal.SIGINT))
-    (problem,) = caught.value.problems
-    assert problem.where == "pod b" and "the command may still run there" in problem.what
-    assert "no answer" in problem.what and "rankzero dev down" in problem.hint
+    assert place(gets(signal.SIGINT)) == 130
+    (said,) = place.said
+    assert said.startswith("warning: pod b: the command may still run there: it could not be told to end (no answer)")
+    assert "rankzero dev down" in said
 
 
 def test_where_a_connection_and_the_order_to_end_break_both_are_said(place: Place) -> None:
@@ -109,7 +112,9 @@ def test_where_a_connection_and_the_order_to_end_break_both_are_said(place: Plac
     assert "the connection broke" in first.what and "may still run there" in second.what and second.where == "pod a"
 
 
-def test_a_place_that_does_not_let_commands_run_has_none_to_end(place: Place) -> None:
+def test_a_place_that_does_not_let_commands_run_has_none_to_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.launch.warm.commands.PEER_SECONDS", 60.0)
+
     def refused(_hear: Hear) -> Ended:
         raise AccessError("you may not create pods/exec")
 
@@ -131,14 +136,40 @@ def test_signals_end_the_command_in_all_pods(place: Place, name: str) -> None:
         signal.signal(number, before)
 
 
-def test_the_second_ctrl_c_waits_for_nothing_and_names_what_may_run(place: Place) -> None:
-    def twice(_pod: WarmPod, _text: str) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("times", [1, 2])
+def test_signals_reach_the_pods_while_nobody_reads_the_lines(place: Place, times: int) -> None:
+    def line(_pod: WarmPod, _text: str) -> None:  # as on a full pipe
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert all(over.wait(10) for over in place.over.values())
 
+    assert place(line) == 130
+    assert set(place.told) == {"a", "b"} and place.said == []
+
+
+def test_the_second_ctrl_c_waits_for_a_moment_and_names_what_may_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(_pod: WarmPod, _text: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("rankzero.launch.warm.commands.LAST_SECONDS", 0.1)
     place.runs["b"] = lambda _hear: Ended(0)
     place.runs["a"] = lambda hear: [hear(b"1\n2\n"), threading.Event().wait(60), Ended(0)][-1]  # type: ignore[return-value]
-    with pytest.raises(ServiceError, match="the command may still run there"):
-        place(twice)
+    place.ends["a"] = lambda _hear: [threading.Event().wait(60), Ended(0)][-1]  # type: ignore[return-value]
+    assert place(twice) == 143
+    (said,) = place.said
+    assert said.startswith("warning: pod a: the command may still run there\n") and "rankzero dev down" in said
+
+
+def test_where_the_command_before_still_saves_ctrl_c_waits_for_nothing(place: Place) -> None:
+    """The one that it ends had not begun, and does not any more: so the pods say."""
+    saved = threading.Event()
+    place.runs["b"] = lambda hear: [hear(b"waits\n"), saved.wait(10), saved.set(), Ended(143)][-1]  # type: ignore[return-value,func-returns-value]
+    place.ends["b"] = lambda hear: [hear(NOT_BEGUN.encode() + b"\n"), Ended(0)][-1]  # type: ignore[return-value]
+    assert place(gets(signal.SIGINT)) == 130 and not saved.is_set()
+    saved.set()
+    assert set(place.told) == {"a", "b"} and place.said == []
 
 
 def test_where_nobody_reads_the_lines_any_more_the_command_is_ended(place: Place) -> None:

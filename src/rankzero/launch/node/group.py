@@ -34,6 +34,8 @@ is on its way; for longer no user's clock that is behind keeps its orders from g
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 1.0
 """How often it is looked whether anybody listens."""
+NOT_BEGUN = "not begun"
+"""What `end` prints where nothing of the order was there to be ended; from now on nothing of it begins."""
 _NOT_STARTED = 127
 _ENDED = 128 + signal.SIGTERM
 
@@ -140,16 +142,16 @@ def _begin(root: Path, order: Order, work: Path) -> tuple[subprocess.Popen[bytes
 
 def end(root: Path, order: str) -> bool:
     """End the command of an order, or keep it from starting: the order may be on its way, or wait for the command
-    before to save. Returns whether anything of it ran. Raises OSError where nothing did and it may still start."""
+    before to save. Returns whether it had begun. Raises OSError where it had not, and still may."""
     unnoted: OSError | None = None
     try:
         _leave_note(root, order, "")
     except OSError as error:  # what runs is ended on a full disk, too
         unnoted = error
-    ran = end_group(root, only=order)
-    if unnoted is not None and not ran and not _note_of(root, order).exists():
+    has_begun = end_group(root, only=order) or ((last := _Group.read(root)) is not None and last.order == order)
+    if unnoted is not None and not has_begun and not _note_of(root, order).exists():
         raise unnoted
-    return ran
+    return has_begun
 
 
 def _note_of(root: Path, order: str) -> Path:
@@ -323,7 +325,10 @@ def main() -> None:
         if verb == "run":
             sys.exit(_run_told(root, json.loads(more[0])))
         with beating():
-            end(root, *more) if more else end_group(root)
+            if not more:
+                end_group(root)
+            elif not end(root, more[0]):
+                print(NOT_BEGUN)
     except OSError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

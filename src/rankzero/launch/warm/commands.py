@@ -15,7 +15,8 @@ from functools import partial
 from uuid import uuid4
 
 from rankzero.errors import Problem, RankzeroError, ServiceError
-from rankzero.launch.backend import Backend
+from rankzero.launch.backend import Backend, Say
+from rankzero.launch.node.group import NOT_BEGUN
 from rankzero.launch.node.settings import MASTER_PORT, WARM_DIR
 from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.warm.pods import WarmPod
@@ -26,6 +27,8 @@ PEER_SECONDS = 10.0
 TRIES = 3
 """Of an order to end."""
 RETRY_SECONDS = 2.0
+LAST_SECONDS = 1.0
+"""How long after a second signal pods may take to be told."""
 _PROGRAM = ["python", "-P", "-m", "rankzero.launch.node.group", WARM_DIR]
 _LOOK_SECONDS = 0.2
 BAR_SECONDS = 5.0
@@ -63,19 +66,20 @@ def run_together(
     env: Mapping[str, Mapping[str, str]],
     grace: float,
     line: Line,
+    say: Say,
     by: str = "",
 ) -> int:
     """Run a command in all pods, each with its variables, after what was run there before has been ended. Whoever ran
     that is told `by` whom.
 
     Returns the exit code of the first that failed, 0 where none did, and 128 and its number after a signal: Ctrl-C,
-    SIGTERM and SIGHUP end all, and so does what `line` raises. Raises ServiceError where a pod is lost or cannot be
-    told to end; the others are ended.
+    SIGTERM and SIGHUP end all, and so does what `line` raises. Where the command may run on then is said. Raises
+    ServiceError where a pod is lost or cannot be told to end; the others are ended.
     """
     order = uuid4().hex
     told = {"id": order, "by": by, "at": time.time(), "command": list(command), "work": WORK, "grace": grace}
     orders = {pod.name: json.dumps({**told, "env": dict(env[pod.name])}) for pod in pods}
-    return _Together(backend, pods, order, orders, line).run()
+    return _Together(backend, pods, order, orders, line, say).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class _Over:
 
     code: int
     error: RankzeroError | None = None
+    words: str = ""
 
     @property
     def unsure(self) -> bool:
@@ -97,15 +102,28 @@ class _Told:
 
     error: RankzeroError | None = None
     """Why it could not be."""
+    has_begun: bool = True
+    """Where not, nothing of the command ever runs there. Pods of an older version do not say so."""
 
 
 class _Together:
+    """A thread of its own keeps what is known of the pods, and tells them to end: the program's writes lines, and whoever
+    does not read them holds it up."""
+
     def __init__(
-        self, backend: Backend, pods: Sequence[WarmPod], order: str, orders: Mapping[str, str], line: Line
+        self,
+        backend: Backend,
+        pods: Sequence[WarmPod],
+        order: str,
+        orders: Mapping[str, str],
+        line: Line,
+        say: Say,
     ) -> None:
-        self._backend, self._pods, self._line = backend, {pod.name: pod for pod in pods}, line
+        self._backend, self._pods, self._line, self._say = backend, {pod.name: pod for pod in pods}, line, say
         self._order, self._orders = order, orders
-        self._news: queue.SimpleQueue[tuple[str, str | _Over | _Told]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[str, bytes | _Over | _Told]] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[tuple[WarmPod, str] | None] = queue.SimpleQueue()
+        self._lines = {pod.name: _Lines(partial(self._put, pod)) for pod in pods}
         self._left = set(self._pods)
         """Whose commands are not known to have ended."""
         self._unheard: set[str] = set()
@@ -116,59 +134,84 @@ class _Together:
         """Which could not be told."""
         self._failed: _Over | None = None
         self._failed_at = 0.0
-        self._signal = 0
+        self._signals: list[int] = []
         self._refused: Exception | None = None
         """What became of the last line, where nobody takes them."""
 
     def run(self) -> int:
-        with suppress(KeyboardInterrupt), signals_to(self._stop, stop_signals()):
-            for name in self._pods:
-                threading.Thread(target=self._one, args=(name,), daemon=True).start()
-            self._listen()
-        problems = [self._may_run(name) for name in self._pods if name in self._left or name in self._lost]
+        keeper = threading.Thread(target=self._keep, daemon=True)
+        keeper.start()
+        with signals_to(self._stop, stop_signals()):
+            with suppress(KeyboardInterrupt):
+                for name in self._pods:
+                    threading.Thread(target=self._one, args=(name,), daemon=True).start()
+                self._write()
+            keeper.join()
+        unended = [name for name in self._pods if name in self._lost or name in self._left and not self._told.get(name)]
+        problems = [self._may_run(name) for name in unended]
+        if self._signals:
+            for problem in problems:
+                self._say(f"warning: {problem}")
+            return 128 + self._signals[0]
         error = self._failed.error if self._failed is not None else None
         if problems:
-            raise ServiceError([*(error.problems if error is not None and not self._signal else ()), *problems])
+            raise ServiceError([*(error.problems if error is not None else ()), *problems])
         if self._refused is not None:
             raise self._refused
-        if self._signal:
-            return 128 + self._signal
         if error is not None:
             raise error
         return 0 if self._failed is None else self._failed.code
 
     def _stop(self, number: int) -> None:
-        """The signal handler. Who asks twice waits for nothing."""
-        if self._signal:
+        """The signal handler. Who asks twice waits for no line more."""
+        self._signals.append(number)
+        if len(self._signals) == 2:
             raise KeyboardInterrupt
-        self._signal = number
+
+    def _put(self, pod: WarmPod, text: str) -> None:
+        self._to_write.put((pod, text))
+
+    def _write(self) -> None:
+        """Until all have ended."""
+        while (one := self._to_write.get()) is not None:
+            if self._refused is None:
+                try:
+                    self._line(*one)
+                except Exception as error:  # a closed pipe or terminal: raised when nothing runs any more
+                    self._refused = error
+
+    def _keep(self) -> None:
+        try:
+            self._listen()
+        except Exception as error:  # a thread's last frame
+            self._refused = error
+        finally:
+            self._to_write.put(None)
 
     def _listen(self) -> None:
         """Until all have ended. Where one has failed, the others are not waited for much longer."""
-        while self._left:
+        leave_at = math.inf
+        while self._left and time.monotonic() < leave_at:
             late = self._failed is not None and time.monotonic() - self._failed_at > PEER_SECONDS
-            if late or self._signal or self._refused is not None:
+            if late or self._signals or self._refused is not None:
                 self._end(self._left)
+            if len(self._signals) > 1:
+                leave_at = min(leave_at, time.monotonic() + LAST_SECONDS)
             try:
                 name, news = self._news.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(news, str):
-                self._say(name, news)
+            if isinstance(news, bytes):
+                self._lines[name].hear(news)
             elif isinstance(news, _Told):
                 self._note_told(name, news)
             else:
                 self._note_over(name, news)
 
-    def _say(self, name: str, text: str) -> None:
-        if self._refused is not None:
-            return
-        try:
-            self._line(self._pods[name], text)
-        except Exception as error:  # a closed pipe or terminal: raised when nothing runs any more
-            self._refused = error
-
     def _note_over(self, name: str, over: _Over) -> None:
+        self._lines[name].flush()
+        for text in over.words.replace("\0", "").splitlines():
+            self._put(self._pods[name], text)
         if over.code and self._failed is None:
             self._failed, self._failed_at = over, time.monotonic()
         if not over.unsure or self._told.get(name):
@@ -184,18 +227,15 @@ class _Together:
         self._told[name] = told.error is None
         if told.error is not None:
             self._lost[name] = told.error
-        if told.error is not None or name in self._unheard:
+        if told.error is not None or not told.has_begun or name in self._unheard:
             self._left.discard(name)
 
     def _one(self, name: str) -> None:
         """A thread for each pod."""
-        lines = _Lines(lambda text: self._news.put((name, text)))
         try:
-            ended = self._backend.execute(name, [*_PROGRAM, "run", self._orders[name]], lines.hear)
-            lines.flush()
-            for text in ended.words.replace("\0", "").splitlines():
-                self._news.put((name, text))
-            over = _Over(ended.code)
+            run = [*_PROGRAM, "run", self._orders[name]]
+            ended = self._backend.execute(name, run, lambda data: self._news.put((name, data)))
+            over = _Over(ended.code, words=ended.words)
         except Exception as error:  # a thread's last frame: whoever waits for it must hear of it
             known = _known(error, name)
             over = _Over(int(known.exit_code), known)
@@ -211,21 +251,21 @@ class _Together:
         """A thread for each pod that is told."""
         command = [*_PROGRAM, "end", self._order]
         error: RankzeroError | None = None
+        said: list[bytes] = []
         for attempt in range(TRIES):
             time.sleep(RETRY_SECONDS if attempt else 0)
             try:
-                ended = self._backend.execute(name, command, lambda _data: None)
+                ended = self._backend.execute(name, command, said.append)
                 error = failed(name, command, ended) if ended.code else None
             except Exception as caught:  # as above
                 error = _known(caught, name)
             if error is None:
                 break
-        self._news.put((name, _Told(error)))
+        self._news.put((name, _Told(error, NOT_BEGUN.encode() not in b"".join(said))))
 
     def _may_run(self, name: str) -> Problem:
         lost = self._lost.get(name)
-        told = ": it was told to end" if self._told.get(name) else ""
-        why = told if lost is None else f": it could not be told to end ({lost.problems[0].what})"
+        why = "" if lost is None else f": it could not be told to end ({lost.problems[0].what})"
         hint = "the next `rankzero dev run` ends it first, `rankzero dev down` with the pods"
         return Problem(f"the command may still run there{why}", f"pod {name}", hint)
 

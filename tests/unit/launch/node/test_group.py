@@ -72,8 +72,10 @@ class Pod:
         self.started.append(process)
         return process
 
-    def end(self, *order: str) -> None:
-        subprocess.run([*_PROGRAM, str(self.root), "end", *order], check=True)
+    def end(self, *order: str) -> str:
+        """What is said of it."""
+        words = [*_PROGRAM, str(self.root), "end", *order]
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_an_order_that_is_ended_while_the_earlier_command_still_saves_starts_not
     assert line(earlier) == "up"
     later = pod.run(LEAVES_A_FILE, id="2")
     assert line(earlier) == "told"
-    pod.end("2")
+    assert pod.end("2") == group.NOT_BEGUN
     assert earlier.poll() is None, "it still saves"
     (pod.work / "saved").touch()
     assert (later.wait(60), earlier.wait(60)) == (143, 75)
@@ -166,7 +168,7 @@ def test_the_order_of_another_leaves_a_command_alone(pod: Pod) -> None:
     pod.end("2")
     assert first.poll() is None
     (pod.work / "saved").touch()
-    pod.end("1")
+    assert pod.end("1") == "" == pod.end("1")
     assert first.wait(60) == 75
 
 

@@ -85,7 +85,7 @@ def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod]
     heard: list[tuple[str, str]] = []
     env = {pod.name: ranks(pod, pods) for pod in pods}
     command = [sys.executable, "small.py"]
-    code = run_together(backend, pods, command, env, 5.0, lambda pod, text: heard.append((pod.name, text)))
+    code = run_together(backend, pods, command, env, 5.0, lambda pod, text: heard.append((pod.name, text)), print)
     assert code == 4 and sorted(heard) == [("dev-0", "ran"), ("dev-1", "ran")]
     assert bench.cluster.faults_of_its_own == []
 
@@ -109,7 +109,7 @@ def test_a_run_takes_as_many_nodes_and_processes_as_there_are(
     there = [replace(pod, nproc=8) for pod in pods]
     monkeypatch.setattr("rankzero.launch.warm.commands.run_together", lambda *_: 0)
     written = PLACE.model_copy(update={"num_nodes": 1, "nproc_per_node": 1})
-    assert run_spec(bench.backend(), there, reading, written, lambda *_: None) == 0
+    assert run_spec(bench.backend(), there, reading, written, lambda *_: None, print) == 0
     for pod in ("dev-0", "dev-1"):
         (file,) = (tmp_path / pod).rglob("node.json")
         settings = NodeSettings.from_json(file.read_text())
