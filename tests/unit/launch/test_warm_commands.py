@@ -199,14 +199,35 @@ def test_a_progress_bar_is_shown_before_its_line_ends_and_not_at_every_step() ->
     assert len(shown) == 3 + 20
 
 
+def test_a_bar_that_stalls_is_shown_as_it_is_now(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.launch.warm.commands.BAR_SECONDS", 0.3)
+    shown: list[str] = []
+
+    def line(_pod: WarmPod, text: str) -> None:
+        shown.append(text)
+        if text == "39 of 40":
+            place.over["a"].set()
+
+    def bar(hear: Hear) -> Ended:
+        hear(b"\r38 of 40")
+        hear(b"\r39 of 40")
+        assert place.over["a"].wait(10)
+        return Ended(0)
+
+    place.runs = {"a": bar, "b": lambda _hear: Ended(0)}
+    assert place(line) == 0 and shown == ["38 of 40", "39 of 40"]
+
+
 @pytest.mark.parametrize(
     ("pieces", "shown"),
     [
         ([b"a\nb", b"c\n\nd"], ["a", "bc", "", "d"]),
         ([b"a\r\nb\r\n\r\nc"], ["a", "b", "", "c"]),
         ([b"a\r", b"\n", b"b\r", b"\n"], ["a", "b"]),
-        ([b"1\r2\r3\n"], ["1", "3"]),
-        ([b"1\r2\r"], ["1", "2"]),
+        ([b"1\r2\r3\n"], ["3"]),
+        ([b"1\r2\r"], ["2"]),
+        ([b"\r1", b"\r2"], ["1", "2"]),
+        ([b"\r", b"a\n"], ["a"]),
         ([b"\xe2\x82", b"\xac\n"], ["€"]),
     ],
 )

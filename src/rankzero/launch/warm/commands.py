@@ -107,8 +107,8 @@ class _Told:
 
 
 class _Together:
-    """A thread of its own keeps what is known of the pods, and tells them to end: the program's writes lines, and whoever
-    does not read them holds it up."""
+    """A thread of its own keeps what is known of the pods, and tells them to end. The program's own writes lines, which
+    takes as long as somebody likes to read them."""
 
     def __init__(
         self,
@@ -197,6 +197,8 @@ class _Together:
                 self._end(self._left)
             if len(self._signals) > 1:
                 leave_at = min(leave_at, time.monotonic() + LAST_SECONDS)
+            for lines in self._lines.values():
+                lines.look()
             try:
                 name, news = self._news.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
@@ -277,14 +279,17 @@ def _known(error: Exception, pod: str) -> RankzeroError:
 
 
 class _Lines:
-    """Bytes as they come, as lines. A line that is written over, as progress bars are, is shown every few seconds."""
+    """Bytes as they come, as lines. Of a line that is written over, as progress bars are, what it is now is shown every
+    few seconds."""
 
     def __init__(self, put: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._put, self._now = put, now
         self._rest = bytearray()
-        self._state: bytes | None = None
+        self._before = b""
         """What the line was, before it is written over."""
-        self._is_shown = False
+        self._is_bar = False
+        self._shown: bytes | None = None
+        """Of this line."""
         self._next_at = -math.inf
 
     def hear(self, data: bytes) -> None:
@@ -294,28 +299,33 @@ class _Lines:
             begin = end.end()
             if end[0] == b"\n":
                 self._end_line()
-            elif self._rest:
-                self._note_state()
+            else:
+                self._is_bar, self._before = True, self._newest()
+                self._rest.clear()
         self._rest += data[begin:]
+        self.look()
+
+    def look(self) -> None:
+        """Whether a line that does not end is to be shown: it may have stalled."""
+        if self._is_bar and (now := self._now()) >= self._next_at:
+            newest = self._newest()
+            if newest and newest != self._shown:
+                self._next_at = now + BAR_SECONDS
+                self._show(newest)
 
     def flush(self) -> None:
-        if self._rest or self._state is not None:
+        if self._newest():
             self._end_line()
 
-    def _note_state(self) -> None:
-        self._state, self._is_shown = bytes(self._rest), False
-        self._rest.clear()
-        if (now := self._now()) >= self._next_at:
-            self._next_at, self._is_shown = now + BAR_SECONDS, True
-            self._show(self._state)
+    def _newest(self) -> bytes:
+        return bytes(self._rest) or self._before
 
     def _end_line(self) -> None:
-        if self._rest or self._state is None:
-            self._show(bytes(self._rest))
-        elif not self._is_shown:
-            self._show(self._state)
+        if (newest := self._newest()) != self._shown:
+            self._show(newest)
         self._rest.clear()
-        self._state = None
+        self._is_bar, self._before, self._shown = False, b"", None
 
     def _show(self, line: bytes) -> None:
+        self._shown = line
         self._put(line.decode(errors="replace"))
