@@ -33,8 +33,9 @@ WATCH_SECONDS = 240
 """The server ends a watch after this; silence for longer means that the connection is dead."""
 UPGRADED_SILENCE = 120.0
 """Seconds for which a command in a pod may print nothing, or take nothing of what it is sent."""
-BROKEN = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
-"""What a connection raises that is no longer HTTP."""
+STALLED = httpcore2.TimeoutException
+CLOSED = (httpcore2.NetworkError, httpcore2.ProtocolError)
+"""What a connection raises that is no longer HTTP: where the peer is silent, and where it has gone."""
 _WORTH_A_RETRY = {NO_ANSWER, 429, 500, 502, 503, 504}
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 MERGE_PATCH = "application/merge-patch+json"
@@ -272,7 +273,7 @@ class Api:
                 )
             finally:
                 response.close()
-        except (httpx2.TransportError, *BROKEN) as error:
+        except (httpx2.TransportError, STALLED, *CLOSED) as error:
             raise ApiError(Refusal(verb, NO_ANSWER, type(error).__name__, str(error)), resource=POD) from error
 
     def _send(self, call: _Call) -> Manifest:

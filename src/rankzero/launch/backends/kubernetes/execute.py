@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 from rankzero.errors import ServiceError
 from rankzero.launch.backend import Ended, Hear
-from rankzero.launch.backends.kubernetes.api import BROKEN, Api
+from rankzero.launch.backends.kubernetes.api import CLOSED, STALLED, UPGRADED_SILENCE, Api
 from rankzero.launch.untyped_json import maps, text
 
 PROTOCOL = "v4.channel.k8s.io"
 _IN, _OUT, _ERR, _STATUS = 0, 1, 2, 3
 _CONTINUED, _BINARY, _CLOSE, _PING, _PONG = 0, 2, 8, 9, 10
+LAST_WORDS_SECONDS = 60.0
+"""How long it may take to say why no more is taken."""
 _MOST_STDERR = 2000
 _CHUNK = 1 << 15
 _NOT_FOUND = 127
@@ -60,10 +63,11 @@ def stream(api: Api, place: Place, command: Sequence[str], hear: Hear, stdin: IO
     asked |= {"stdin": "true"} if stdin is not None else {}
     err = b""
     with api.upgraded(f"exec {place.pod}", place.pod, "exec", asked, headers) as (receive, send):
-        with suppress(*BROKEN):  # the command may have ended before it was sent all: what came says why
-            while stdin is not None and (data := stdin.read(_CHUNK)):
-                send(_frame(_BINARY, bytes([_IN]) + data))
-        for message in messages(receive, _unless_broken(send)):
+        peer = _Peer(receive, send, place.pod)
+        while stdin is not None and (data := stdin.read(_CHUNK)):
+            if not peer.takes(_frame(_BINARY, bytes([_IN]) + data)):
+                break  # the command may have ended before it was sent all: what came says why
+        for message in messages(peer.receive, peer.takes):
             channel, data = message[:1], message[1:]
             if channel == bytes([_OUT]):
                 hear(data)
@@ -74,14 +78,28 @@ def stream(api: Api, place: Place, command: Sequence[str], hear: Hear, stdin: IO
     raise ServiceError("the connection broke before the command ended", where=f"pod {place.pod}", hint="try again")
 
 
-def _unless_broken(send: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """What has come is read to its end, although nobody hears our answers any more."""
+class _Peer:
+    """The other end of a connection. When it takes no more, what it has said is heard, but not for ever: a command that
+    waits for the rest of its input would beat without end."""
 
-    def answer(data: bytes) -> None:
-        with suppress(*BROKEN):
-            send(data)
+    def __init__(self, receive: Receive, send: Callable[[bytes], None], pod: str) -> None:
+        self._receive, self._send, self._pod = receive, send, pod
+        self._until = math.inf
 
-    return answer
+    def takes(self, data: bytes) -> bool:
+        """Send something. Returns whether it was taken; raises ServiceError where nobody knows how much of it was."""
+        try:
+            self._send(data)
+        except STALLED as error:
+            what = f"it took nothing of what it was sent for {UPGRADED_SILENCE:.0f} s"
+            raise ServiceError(what, where=f"pod {self._pod}", hint="try again") from error
+        except CLOSED:
+            self._until = min(self._until, time.monotonic() + LAST_WORDS_SECONDS)
+            return False
+        return True
+
+    def receive(self, most: int) -> bytes:
+        return self._receive(most) if time.monotonic() < self._until else b""
 
 
 def _ended(status: Mapping[str, Any], words: str, pod: str) -> Ended:
@@ -98,7 +116,7 @@ def _ended(status: Mapping[str, Any], words: str, pod: str) -> Ended:
     raise ServiceError(f"the command could not be run: {said}", where=f"pod {pod}")
 
 
-def messages(receive: Receive, send: Callable[[bytes], None]) -> Iterator[bytes]:
+def messages(receive: Receive, send: Callable[[bytes], object]) -> Iterator[bytes]:
     """Whole messages of a WebSocket, till it closes or breaks off."""
     reader = _Reader(receive)
     message = b""
