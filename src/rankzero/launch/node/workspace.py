@@ -9,6 +9,7 @@ ROOT/PLACE.replaced.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -16,8 +17,9 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -64,32 +66,76 @@ def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, Any]:
 
     Raises BrokenCopyError, OSError or tarfile.TarError; then nothing has changed, unless the disk itself failed.
     """
-    work, staged = root / place, root / f"{place}.new"
-    shutil.rmtree(staged, ignore_errors=True)
-    work.mkdir(parents=True, exist_ok=True)
-    try:
+    (root / place).mkdir(parents=True, exist_ok=True)
+    with _staging(root, place) as staged:
         _unpack(stream, staged)
-        wanted: dict[str, str] = json.loads((staged / ORDER).read_text(encoding="utf-8"))
-        came = [name for name in wanted if (staged / FILES / name).is_file()]
-        wrong = [name for name in came if mark(staged / FILES / name) != wanted[name]]
-        wrong += [name for name in wanted if name not in came and not (work / name).is_file()]
-        if wrong:
-            raise BrokenCopyError(f"{wrong[0]} changed while it was sent")
-        copied = _copied(root, place)
-        gone = [name for name in copied if name not in wanted]
-        own = [name for name in (*gone, *came) if _is_own(work / name, (copied.get(name), wanted.get(name)))]
-        kept = _keep(root, place, own)
-        # Before anything changes: a file that is put is remembered, whatever happens to the rest.
-        _remember(root, place, {**copied, **wanted})
-        removed = sum(_remove(work, name) for name in gone)
-        kept += _clear(root, place, came)
-        for name in came:
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            (staged / FILES / name).replace(work / name)
-        _remember(root, place, wanted)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        with _alone(root, place):
+            return _put(root, place, staged)
+
+
+def _put(root: Path, place: str, staged: Path) -> dict[str, Any]:
+    """What has come in the place of what is there."""
+    work = root / place
+    wanted: dict[str, str] = json.loads((staged / ORDER).read_text(encoding="utf-8"))
+    came = [name for name in wanted if (staged / FILES / name).is_file()]
+    wrong = [name for name in came if mark(staged / FILES / name) != wanted[name]]
+    wrong += [name for name in wanted if name not in came and not (work / name).is_file()]
+    if wrong:
+        raise BrokenCopyError(f"{wrong[0]} changed while it was sent")
+    copied = _copied(root, place)
+    gone = [name for name in copied if name not in wanted]
+    own = [name for name in (*gone, *came) if _is_own(work / name, (copied.get(name), wanted.get(name)))]
+    kept = _keep(root, place, own)
+    # Before anything changes: a file that is put is remembered, whatever happens to the rest.
+    _remember(root, place, {**copied, **wanted})
+    removed = sum(_remove(work, name) for name in gone)
+    kept += _clear(root, place, came)
+    for name in came:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / FILES / name).replace(work / name)
+    _remember(root, place, wanted)
     return {"put": len(came), "removed": removed, "replaced": kept}
+
+
+@contextmanager
+def _staging(root: Path, place: str) -> Iterator[Path]:
+    """A new directory for what comes: a client that has gone may have left a program that still takes its files. What
+    those have left that were killed is removed."""
+    with _alone(root, place):
+        for left in (root / f"{place}.new", *root.glob(f"{place}.new-*")):
+            if not _is_held(left):
+                shutil.rmtree(left, ignore_errors=True)
+        staged = Path(tempfile.mkdtemp(prefix=f"{place}.new-", dir=root))
+        held = os.open(staged, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        yield staged
+    finally:
+        with _alone(root, place):
+            os.close(held)
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+@contextmanager
+def _alone(root: Path, place: str) -> Iterator[None]:
+    with (root / f"{place}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_held(staged: Path) -> bool:
+    """Whether somebody's files still come there."""
+    try:
+        held = os.open(staged, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(held)
+    return False
 
 
 def _unpack(stream: IO[bytes], target: Path) -> None:

@@ -42,7 +42,30 @@ def test_a_broken_copy_changes_nothing(pod: Path, tmp_path: Path, broken: str) -
     with pytest.raises((BrokenCopyError, OSError, tarfile.TarError)):
         apply(pod, "work", io.BytesIO(stream))
     assert {path.name for path in (pod / "work").rglob("*")} == {"lib", "a.py", "own"}
-    assert list(present(pod, "work")) == ["lib/a.py"] and not (pod / "work.new").exists()
+    assert list(present(pod, "work")) == ["lib/a.py"] and not list(pod.glob("work.new*"))
+
+
+def test_two_that_come_at_once_do_not_take_each_other_s_files(pod: Path, tmp_path: Path) -> None:
+    """The first is a client's that has gone, whose program still sends."""
+    stream = sent(tmp_path)
+    read, write = os.pipe()
+    words = [sys.executable, "-P", "-m", "rankzero.launch.node.workspace", str(pod), "work", "apply", str(len(stream))]
+    with subprocess.Popen(words, stdin=read, stdout=subprocess.PIPE) as first, open(write, "wb", 0) as sending:
+        sending.write(stream[:30_000])
+        while not any(pod.glob("work.new*/files/b.py")):
+            assert first.poll() is None
+        assert apply(pod, "work", io.BytesIO(stream)) == {"put": 1, "removed": 1, "replaced": []}
+        sending.write(stream[30_000:])
+        assert first.stdout is not None and b'"put": 1' in first.stdout.read()
+    assert (pod / "work/b.py").read_bytes() == b"b" * 50_000
+    assert not list(pod.glob("work.new*"))
+
+
+def test_what_one_that_was_killed_has_left_is_removed(pod: Path, tmp_path: Path) -> None:
+    for name in ("work.new", "work.new-1"):  # the first is an older version's
+        (pod / name / "files").mkdir(parents=True)
+    apply(pod, "work", io.BytesIO(sent(tmp_path)))
+    assert not list(pod.glob("work.new*"))
 
 
 def test_whoever_waits_for_files_to_be_read_is_shown_that_it_lives(pod: Path, tmp_path: Path) -> None:
