@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 
@@ -107,11 +110,12 @@ def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]
 
 
 def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[bytes] | None) -> Answer:
-    """Run a command to its end; its output is heard as it comes. It does not hear Ctrl-C: the caller ends it."""
+    """Run a command to its end; its output is heard as it comes. It does not hear Ctrl-C: the caller ends it. Where the
+    caller is gone, its input ends."""
     try:
         process = subprocess.Popen(
             [PROGRAM, *arguments],
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
@@ -123,7 +127,9 @@ def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[by
     err = bytearray()
     errors = threading.Thread(target=_keep_end, args=(process.stderr, err), daemon=True)
     errors.start()
-    with process:  # waits for it, and closes both
+    feeding = threading.Thread(target=_feed, args=(stdin, process.stdin), daemon=True)
+    feeding.start()
+    with process:  # waits for it, and closes all three
         try:
             while data := process.stdout.read(1 << 16):
                 hear(data)
@@ -131,7 +137,16 @@ def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[by
             code = process.wait()
         finally:
             process.kill()
+            feeding.join()  # nobody reads any more
     return Answer(code, "", err.replace(b"\0", b"").decode(errors="replace"))
+
+
+def _feed(source: IO[bytes] | None, pipe: IO[bytes] | None) -> None:
+    """Through us, and not from the file itself: that it would read to its end when we have gone."""
+    if source is None or pipe is None:
+        return
+    with suppress(BrokenPipeError), io.BufferedWriter(cast("io.RawIOBase", pipe)) as buffered:
+        shutil.copyfileobj(source, buffered)
 
 
 def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
