@@ -1,17 +1,23 @@
-"""Ordered work over processes with bounded memory. Knows nothing of what the work is."""
+"""Ordered work over processes with bounded memory: `python -m rankzero.data.pool FD` is one of them. Knows nothing of
+what the work is."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from rankzero.errors import RankzeroError
@@ -24,8 +30,6 @@ SMALL_BYTES = 8 << 20
 """Below this, starting processes takes longer than the work."""
 
 _MOST_WORKERS = 16
-_SAFE_PATH = "PYTHONSAFEPATH"
-_work: Callable[[Any], Any] | None = None
 
 
 def worker_count(total_bytes: int, at_most: int | None = None) -> int:
@@ -44,66 +48,144 @@ def ordered_map(make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Ta
     if workers <= 1:
         yield from map(make(), tasks)
         return
-    # Not fork: a forked child inherits locks held by the threads of tokenizers, torch or a CUDA context.
-    context = multiprocessing.get_context("spawn")
-    with _modules_of_ours():
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(make,))
+    team = _Team(make)
+    threads = ThreadPoolExecutor(workers, thread_name_prefix="data")
     waiting: deque[Future[Result]] = deque()
     try:
         for task in tasks:
-            with _modules_of_ours():
-                waiting.append(pool.submit(_run, task))
+            waiting.append(threads.submit(team.do, task))
             if len(waiting) > workers + 1:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        hint = "was the machine out of memory? fewer workers need less"
-        raise RankzeroError("a data worker process was killed", hint=hint) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        threads.shutdown(wait=True, cancel_futures=True)
+        team.end()
 
 
-@contextmanager
-def _modules_of_ours() -> Iterator[None]:
-    """Processes that start meanwhile look for modules where this one does. By itself Python looks into the working
-    directory first, where a user's own random.py would stand for Python's."""
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
+class _Team:
+    """Processes that do one kind of work, each a task at a time for the thread that asks; started as they are asked.
+
+    Not multiprocessing's: its processes begin by running the user's script again, and that one trains. Nor a fork's: a
+    child would inherit locks held by the threads of tokenizers, torch or a CUDA context.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
+        self._make = make
+        self._members: list[_Member] = []
+        self._idle: list[_Member] = []
+
+    def do(self, task: Any) -> Any:
+        """The task's result. Raises what its work raised, or RankzeroError where the process was killed."""
+        try:
+            member = self._idle.pop()
+        except IndexError:
+            member = _Member()
+            self._members.append(member)
+            member.tell(sys.path)
+            member.tell(self._make)
+        member.tell(task)
+        done, answer = member.hear()
+        self._idle.append(member)
+        if not done:
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """End all of them; none is at work."""
+        for member in self._members:
+            member.end()
 
 
-def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
-    global _work
+class _Member:
+    """One process of a team, as the process that started it sees it."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "rankzero.data.pool", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def tell(self, value: Any) -> None:
+        try:
+            self._connection.send(value)
+        except OSError as error:
+            raise _killed() from error
+
+    def hear(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _killed() from error
+
+    def end(self) -> None:
+        """It waits for a task. The connection closes with the last reference, which may be gone before this is called;
+        that alone would not reach the process where a fork of this one has a copy."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _killed() -> RankzeroError:
+    hint = "was the machine out of memory? fewer workers need less"
+    return RankzeroError("a data worker process was killed", hint=hint)
+
+
+def main() -> None:
+    """Do the tasks that come over the connection, until it is closed."""
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # One process a core already: threads inside each would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    connection: Connection = Connection(int(sys.argv[1]))
+    tasks: SimpleQueue[Any] = SimpleQueue()
     try:
-        _work = make()
-    except Exception as error:  # raised here it would only break the pool; as an answer to a task it is told
-        _work = partial(_raise, error)
+        sys.path[:] = connection.recv()  # what is sent next may need it
+        make = connection.recv()
+    except EOFError:
+        return
+    except Exception as error:  # raised here it would only end the process; as an answer to a task it is told
+        make = partial(_raise, error)
+    threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
+    try:
+        work = make()
+    except Exception as error:
+        work = partial(_raise, error)
+    while True:
+        task = tasks.get()
+        try:
+            answer = True, work(task)
+        except Exception as error:
+            answer = False, _as_sent(error)
+        with suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for it any more
+            connection.send(answer)
 
 
-def _raise(error: Exception, _task: Any) -> Any:
+def _receive(connection: Connection, tasks: SimpleQueue[Any]) -> None:
+    """Pass tasks on, and end this process at once where there will be no more: a parent killed with SIGKILL stops
+    nobody."""
+    with suppress(EOFError, OSError):
+        while True:
+            tasks.put(connection.recv())
+    os._exit(0)
+
+
+def _raise(error: Exception, *_task: Any) -> Any:
     raise error
 
 
-def _run(task: Any) -> Any:
-    assert _work is not None
-    return _work(task)
+def _as_sent(error: Exception) -> Exception:
+    """The error as it can be sent, with its traceback where it is none of ours, which a reader would look for."""
+    if not isinstance(error, RankzeroError):
+        error.add_note(f"in a data worker process:\n{''.join(traceback.format_exception(error))}")
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:  # whatever a library's exception makes of being copied
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
 
 
-def _end_with_parent() -> None:
-    """A parent killed with SIGKILL cannot stop its workers, and they would wait for tasks for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +16,7 @@ import pytest
 import rankzero.data.pool
 from rankzero.data.pool import SMALL_BYTES, ordered_map, worker_count
 from rankzero.errors import DataError, RankzeroError
+from tests.support.tiny import chat_rows, write_jsonl
 
 
 def make_slow(factor: int) -> Callable[[int], tuple[int, int]]:
@@ -39,6 +42,30 @@ def make_dying() -> Callable[[int], int]:
 
 def make_nothing() -> Callable[[int], int]:
     raise DataError("no worker can be made")
+
+
+class UnsendableError(Exception):
+    """As of a library: a copy of it cannot be made."""
+
+    def __init__(self, what: str, more: str) -> None:
+        super().__init__(what)
+
+
+def make_unsendable() -> Callable[[int], int]:
+    def work(_number: int) -> int:
+        raise UnsendableError("of a library", "more")
+
+    return work
+
+
+class Absent:
+    """Work that a worker does not get: reading it there fails."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return __import__, ("no_such_module",)
+
+    def __call__(self) -> Callable[[int], int]:
+        raise AssertionError
 
 
 def make_environment() -> Callable[[str], str | None]:
@@ -79,6 +106,41 @@ def test_errors_come_back_whole(workers: int) -> None:
 def test_a_worker_that_cannot_be_made_says_why(workers: int) -> None:
     with pytest.raises(DataError, match="no worker can be made"):
         list(ordered_map(make_nothing, range(9), workers))
+
+
+def test_what_breaks_in_a_worker_is_said_with_its_place() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)in work.*UnsendableError: of a library"):
+        list(ordered_map(make_unsendable, range(4), 2))
+    with pytest.raises(ModuleNotFoundError, match="no_such_module") as caught:
+        list(ordered_map(Absent(), range(4), 2))
+    assert "in a data worker process" in caught.value.__notes__[0]
+
+
+SCRIPT = """
+import os, sys
+import rankzero
+import rankzero.data.pool as pool
+
+started = []
+sys.addaudithook(lambda event, given: started.append(given[1]) if event == "subprocess.Popen" else None)
+pool.SMALL_BYTES, pool.usable_cores = 0, lambda: 2
+with open("effects", "a") as file:
+    file.write("once ")
+print(rankzero.data.check("rows.jsonl").ok, any("rankzero.data.pool" in command for command in started))
+"""
+
+
+@pytest.mark.parametrize("by", ["its name", "standard input", "-m"])
+def test_a_script_of_the_user_is_run_once(tmp_path: Path, by: str) -> None:
+    """Whatever is at its top: it needs no `if __name__ == "__main__"`."""
+    write_jsonl(tmp_path / "rows.jsonl", chat_rows(20))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    arguments = {"its name": ["script.py"], "standard input": ["-"], "-m": ["-m", "script"]}[by]
+    done = subprocess.run(
+        [sys.executable, *arguments], input=SCRIPT, capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+    assert (tmp_path / "effects").read_text() == "once "
 
 
 def test_a_killed_worker_is_said_to_be_one() -> None:
