@@ -37,7 +37,7 @@ def train(
     The run has processes of its own, also where it is one: what they take they give back when they end, a run that is
     out of memory does not take a notebook along, and an interrupt (Ctrl-C, or a notebook's stop button) lets the step
     end, saves, and raises StoppedError; the same call continues. `in_process` trains one process inside this one
-    instead, where a debugger reaches it.
+    instead, where a debugger reaches it; a second interrupt waits there for what torch is computing.
 
     What is only doubtful is a Python warning. Raises the run's error: ConfigError or DataError before a model is
     loaded, with every problem, StorageError where the directory is held by another, KeyboardInterrupt after a
@@ -62,7 +62,7 @@ def train(
         resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING, warn=warn))
         chosen = options or RunOptions()
         require_startable(resolved, chosen, processes)
-    run_to_end(resolved, chosen, processes, max_restarts, in_process=in_process)
+    run_to_end(resolved, chosen, processes, max_restarts, in_process=in_process, own_process=False)
     return Run(Path(resolved.output_dir) / str(resolved.name))
 
 
@@ -107,18 +107,26 @@ def require_same_run(spec: RunSpec, options: RunOptions) -> None:
 
 
 def run_to_end(
-    spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None = None
+    spec: RunSpec,
+    options: RunOptions,
+    nproc: int,
+    max_restarts: int,
+    *,
+    in_process: bool,
+    begun: float | None = None,
+    own_process: bool = True,
 ) -> dict[str, Any]:
-    """As `start`, with nothing left to check."""
+    """As `start`, with nothing left to check. `own_process`: this one was started for the run; it is not its caller's,
+    which goes on after the run, however that ends."""
     with kept_elsewhere(spec, options.allow_changes):
         if in_process and options.smoke is not None:
             from rankzero.engine.smoke.check import smoke  # of the training stack it imports torch alone
 
-            return smoke(spec, options, begun=begun)
+            return smoke(spec, options, begun=begun, own_process=own_process)
         if in_process:
             from rankzero.engine.worker import run
 
-            return run(spec, options, begun=begun)
+            return run(spec, options, begun=begun, own_process=own_process)
         from rankzero.launch.local import run_processes
 
         text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)

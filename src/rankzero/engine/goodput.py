@@ -131,6 +131,8 @@ class Ledger:
         except BaseException as error:
             if isinstance(error, (StoppedError, StopNow)):
                 ended = "stopped"
+            elif isinstance(error, KeyboardInterrupt):
+                ended = "interrupted"
             elif isinstance(error, Exception):
                 _note(error, run_dir)
             raise

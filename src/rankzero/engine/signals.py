@@ -5,11 +5,14 @@ with exit code 75: by an exception that no `except Exception` takes for its own,
 library that catches everything, a wait in C for another process) by a thread, after LEAVE_SECONDS.
 
 That thread hears of signals from the C handler, so it answers at once even while the main thread is in a long
-operation, and lets a second Ctrl-C leave without saving. Knows nothing of what a step or a checkpoint is.
+operation, and lets a second Ctrl-C leave without saving. In a process that was not started for the run it ends nothing:
+there a second Ctrl-C is a KeyboardInterrupt, once the main thread is back in Python. Knows nothing of what a step or a
+checkpoint is.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import socket
@@ -52,16 +55,25 @@ Tell = Callable[[Activity, int], None]
 class StopRequest:
     """Whether this process was asked to stop, by what, and what leaving at once would cost at the moment."""
 
-    def __init__(self, say: Say, tell: Tell | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        say: Say,
+        tell: Tell | None = None,
+        *,
+        own_process: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.reason: str | None = None
-        self._say, self._tell, self._clock = say, tell, clock
+        self._say, self._tell, self._own_process, self._clock = say, tell, own_process, clock
         self._note_leaving: Callable[[Leaving], None] = lambda _: None
         self._flag: Path | None = None
         self._activity: Activity | None = None
         self._step = self._saved = 0
         self._raised = self._over = False
         self._asked_at: float | None = None
-        self._patience_told = False
+        self._patience_told = self._interrupts = False
+        self._echoes = 0
+        """Signals that the listening thread has sent itself, and is still to hear."""
 
     def defer(self, flag: Path) -> None:
         """From now on note requests instead of raising: the loop saves first. Also watches `flag` from here on."""
@@ -102,12 +114,18 @@ class StopRequest:
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The handler, in the main thread, when Python next has a moment there."""
         self._note(number)
+        if self._interrupts and not self._over:
+            self._interrupts = False
+            raise KeyboardInterrupt
         if self._activity is None and not self._over and not self._raised:
             self._raised = True  # once: a second one would cut short what the first lets go of
             raise StopNow
 
     def heard(self, number: int) -> None:
         """The same signal, at once, in the listening thread. May end the process."""
+        if self._echoes:
+            self._echoes -= 1
+            return
         self._note(number)
         before, self._asked_at = self._asked_at, self._clock()
         again = before is not None and self._asked_at - before <= AGAIN_SECONDS
@@ -127,7 +145,7 @@ class StopRequest:
         """Now and then, in the listening thread: end a start-up that was asked to stop and does not."""
         if not self.ends_start_up or self._over or self._asked_at is None:
             return
-        if self._clock() - self._asked_at > LEAVE_SECONDS:
+        if self._own_process and self._clock() - self._asked_at > LEAVE_SECONDS:
             self._leave_start_up()
         if not self._patience_told:
             self._patience_told = True
@@ -151,7 +169,13 @@ class StopRequest:
         self._leave(ExitCode.STOPPED, f"stopped: {self.early()}")
 
     def _leave(self, code: int, words: str) -> None:
-        """End the process here, past everything that may be stuck. What was being written keeps its temporary name."""
+        """End the process here, past everything that may be stuck. What was being written keeps its temporary name.
+        Another's process is not ours to end: its main thread is interrupted."""
+        if not self._own_process:
+            self._say(f"[STOP] {words}")
+            self._interrupts, self._echoes = True, self._echoes + 1
+            _thread.interrupt_main(signal.SIGINT)  # two that came while the main thread was in C are one to it
+            return
         self._note_leaving("interrupted" if code == INTERRUPTED else "stopped")
         if sys.stderr.isatty():
             words = f"{_CLEAR_LINE_AND_SHOW_CURSOR}{words}"
@@ -161,17 +185,17 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals(say: Say, tell: Tell | None = None) -> Iterator[StopRequest]:
+def stop_on_signals(say: Say, tell: Tell | None = None, *, own_process: bool = True) -> Iterator[StopRequest]:
     """Turn SIGTERM, SIGINT and SIGHUP into a StopRequest for the duration; `say` shows what it answers, and `tell`
-    hears what the loop does.
+    hears what the loop does. `own_process`: this one was started for the run, so that ending the run may end it.
 
     A SIGHUP that is ignored already, as under nohup, stays so. Only a program's main thread can mind signals: in
     another one the request is of the flag file alone.
 
     Raises StoppedError where a request ended the block before the first step, whatever the block made of it: an error
-    that follows from having been stopped is not the user's.
+    that follows from having been stopped is not the user's. KeyboardInterrupt for a second Ctrl-C in another's process.
     """
-    request = StopRequest(say, tell)
+    request = StopRequest(say, tell, own_process=own_process)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -189,16 +213,16 @@ def stop_on_signals(say: Say, tell: Tell | None = None) -> Iterator[StopRequest]
         finally:
             request.over()
     except BaseException as error:
-        if request.ends_start_up:
+        if request.ends_start_up and not isinstance(error, KeyboardInterrupt):
             raise request.early() from None if isinstance(error, StopNow) else error
         raise
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(woken)
         telling.close()
-        listener.join()
+        listener.join()  # before the handlers go: what it may still send is for this one
         hearing.close()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _listen(hearing: socket.socket, request: StopRequest) -> None:

@@ -85,10 +85,16 @@ LOOK_SECONDS = 0.1
 
 
 def run(
-    spec: RunSpec, options: RunOptions, hooks: Hooks | None = None, *, begun: float | None = None
+    spec: RunSpec,
+    options: RunOptions,
+    hooks: Hooks | None = None,
+    *,
+    begun: float | None = None,
+    own_process: bool = True,
 ) -> dict[str, Any]:
     """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
-    steps; `begun` is when the start began, on the monotonic clock, where that was before this call.
+    steps; `begun` is when the start began, on the monotonic clock, where that was before this call; `own_process`:
+    this one was started for the run, and a second Ctrl-C ends it.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
@@ -96,7 +102,7 @@ def run(
     world = world_from_env(dict(os.environ))
     require_whole_groups(spec, world.world_size)
     settle_libraries()
-    with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
+    with beats() as tell, stop_on_signals(logger.warning, tell, own_process=own_process) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -216,6 +217,51 @@ def interrupted_twice(directory: Path, cache: str, text: str) -> None:
             time.sleep(60)
 
     worker.run(RunSpec.model_validate_json(text), RunOptions(), Hooks(step_begins=hang))
+
+
+def until_heard(said: list[str], words: str) -> None:
+    deadline = time.monotonic() + 300
+    while not any(words in line for line in said):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def press_twice(said: list[str]) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    until_heard(said, "again within")
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("while_in", ["Python", "C"])
+def test_in_a_process_of_its_caller_a_second_ctrl_c_is_a_keyboard_interrupt(while_in: str) -> None:
+    """Also where the main thread was told of two as of one."""
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stop_on_signals(said.append, own_process=False) as stop:
+        stop.defer(Path("/nowhere/stop"))
+        stop.now("step", step=3, saved=2)
+        user = threading.Thread(target=press_twice, args=(said,))
+        user.start()
+        if while_in == "C":
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)
+        until_heard(said, "never")
+    user.join()
+    assert "left at once, losing 1 step since step 2" in said[-1] and stop.reason == "SIGINT"
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
+
+
+def test_in_a_process_of_its_caller_a_start_up_is_interrupted_and_never_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(signals, "_LOOK_SECONDS", 0.01)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt), stop_on_signals(said.append, own_process=False):
+        with pytest.raises(StopNow):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        until_heard(said, "stopping; no step is done yet")
+        os.kill(os.getpid(), signal.SIGINT)
+        until_heard(said, "never")
 
 
 def test_a_closed_terminal_is_a_stop_and_nohup_stays_deaf() -> None:

@@ -45,9 +45,12 @@ MOST_SKEW = 1.0
 Wrong = tuple[type[RankzeroError], Problem]
 
 
-def smoke(spec: RunSpec, options: RunOptions, *, begun: float | None = None) -> dict[str, Any]:
+def smoke(
+    spec: RunSpec, options: RunOptions, *, begun: float | None = None, own_process: bool = True
+) -> dict[str, Any]:
     """Test the place of a run as one of its processes. Returns what was measured. Of the spec it takes where results go
-    and how long collectives may take; `begun` is when the start began, on the monotonic clock.
+    and how long collectives may take; `begun` is when the start began, on the monotonic clock. `own_process`:
+    this one was started for it.
 
     Raises, on every rank alike, the error of what is wrong: ServiceError for the ranks' communication, StorageError for
     the volume, NonFiniteError or RankzeroError for the computation; all problems are in it. StoppedError for a signal.
@@ -56,7 +59,7 @@ def smoke(spec: RunSpec, options: RunOptions, *, begun: float | None = None) -> 
     settings = options.smoke or SmokeSettings()
     world = world_from_env(dict(os.environ))
     look_as_usual()
-    with stop_on_signals(logger.warning), ExitStack() as stack:
+    with stop_on_signals(logger.warning, own_process=own_process), ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
