@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankzero.api.arguments import require_count
 from rankzero.api.data import DataSource, sources_of
 from rankzero.api.places import place, places_told
 from rankzero.api.results import Tell, require_a_base, warn
@@ -117,6 +118,7 @@ def evaluate(
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result, run_at
 
+    require_count(max_new_tokens, "max_new_tokens")
     if tasks is not None and tasks.directory is not None:
         tasks = replace(tasks, directory=str(place(tasks.directory)))
     several = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)

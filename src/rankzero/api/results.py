@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from rankzero.api.arguments import require_count
+from rankzero.api.arguments import texts as all_texts
 from rankzero.api.places import place, places_told
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def require_a_base(model: str | None, result: Result, *, base: bool) -> None:
 @places_told()
 def generate(
     target: str,
-    prompts: Sequence[str],
+    prompts: Iterable[str],
     *,
     images: Sequence[str] = (),
     max_new_tokens: int = 128,
@@ -51,18 +53,21 @@ def generate(
     as it was before training; `model` is that, where it is not where the run or the adapter says.
 
     All prompts are about all `images`, which stand where a prompt has `<image>`, else before it. Raises ConfigError
-    where there is no such run or it has no result, StorageError where its weights are damaged.
+    where there is no such run or it has no result, StorageError where its weights are damaged, UsageError where the
+    prompts are a single text.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result
 
+    asked = all_texts(prompts, "prompts")
+    require_count(max_new_tokens, "max_new_tokens")
     result = find_result(target, "writes", base=base, model=model)
     require_a_base(model, result, base=base)
     tell(result.changed)
     require_engine()
     from rankzero.engine.ask import ask
 
-    return ask(result, prompts, images=[os.path.expanduser(image) for image in images], max_new_tokens=max_new_tokens)
+    return ask(result, asked, images=[os.path.expanduser(image) for image in images], max_new_tokens=max_new_tokens)
 
 
 @places_told()
@@ -99,22 +104,24 @@ def chat(
 
 
 @places_told()
-def predict(target: str, texts: Sequence[str], *, model: str | None = None, tell: Tell = warn) -> Iterator[Prediction]:
+def predict(target: str, texts: Iterable[str], *, model: str | None = None, tell: Tell = warn) -> Iterator[Prediction]:
     """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier;
     `model` is the base of an adapter, where it is not where the run or the adapter says.
 
-    Raises ConfigError, StorageError where its weights are damaged, or DataError for texts without any token.
+    Raises ConfigError, StorageError where its weights are damaged, DataError for texts without any token, or
+    UsageError where they are a single text.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result
 
+    several = all_texts(texts, "texts")
     result = find_result(target, "classifies", model=model)
     require_a_base(model, result, base=False)
     tell(result.changed)
     require_engine()
     from rankzero.engine.ask import put_into_classes
 
-    return put_into_classes(result, texts)
+    return put_into_classes(result, several)
 
 
 @places_told()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -186,7 +186,7 @@ class Run:
         return chat(str(self.path), sampling, system=system, compare=compare)
 
     @places_told()
-    def predict(self, texts: Sequence[str]) -> list[Mapping[str, float]]:
+    def predict(self, texts: Iterable[str]) -> list[Mapping[str, float]]:
         """Of a classifier: the probability of each class, for each text."""
         from rankzero.api.results import predict
 
