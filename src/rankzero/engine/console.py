@@ -11,9 +11,10 @@ import logging
 import logging.handlers
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,10 +188,36 @@ STEPS = Telling(_line_of_steps, _bar_of_steps, quiet_seconds=0.0, line_seconds=1
 """`launch/log_lines.py` reads these lines. An evaluation between the steps has its own, and no share in the ETA."""
 
 
-@contextmanager
-def results_alone_on_stdout() -> Iterator[None]:
+def results_alone_on_stdout() -> AbstractContextManager[None]:
     """What libraries print inside goes to stderr: DeepSpeed logs to stdout as soon as anything imports it, and there a
     program reads the result. Holds for the file descriptor too: for libraries in C and for child processes."""
+    return _stdout_is_stderr
+
+
+class _StdoutIsStderr:
+    """There is one stdout in a process, whatever its threads do: it is another one while any of them is inside."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._outside = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._outside.enter_context(_stdout_to_stderr())
+            self._inside += 1
+
+    def __exit__(self, *_raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._outside.close()
+
+
+_stdout_is_stderr = _StdoutIsStderr()
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
     sys.stdout.flush()
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_stdout_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> Non
         raise ValueError("x")
     print_result("after")
     assert capfd.readouterr().out == "after\n"
+
+
+def test_the_last_of_several_threads_gives_stdout_back(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each may be done while the other is not, as two that ask a model."""
+    stdout = sys.stdout
+    first, second = results_alone_on_stdout(), results_alone_on_stdout()
+    for enter, leave in ((first, second), (second, first)):
+        enter.__enter__()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(leave.__enter__).result()
+            enter.__exit__(None, None, None)
+            print("a library")
+            thread.submit(leave.__exit__, None, None, None).result()
+        print_result("a result")
+        os.write(1, b"of a child\n")
+    assert capfd.readouterr() == ("a result\nof a child\n" * 2, "a library\n" * 2)
+    assert sys.stdout is stdout
 
 
 @pytest.fixture
