@@ -80,18 +80,16 @@ def dry_run(
     Raises what `train` would raise before it loads them.
     """
     from rankzero.api.python_warnings import doubts_told
-    from rankzero.api.specs import checked, read
+    from rankzero.api.specs import checked, read_again
     from rankzero.api.training import require_same_run
     from rankzero.machine import local_gpu_count
     from rankzero.preflight import EVERYTHING
     from rankzero.spec.process_groups import require_whole_groups
     from rankzero.spec.run_options import RunOptions
-    from rankzero.spec.run_spec import RunSpec
 
-    source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec
     processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
     with doubts_told() as warn:
-        run = checked(read(source, overrides), EVERYTHING, warn=warn)
+        run = checked(read_again(spec, overrides), EVERYTHING, warn=warn)
         require_same_run(run, RunOptions())
         require_whole_groups(run, processes)
     return forecast_here(run, processes, _silent)

@@ -22,7 +22,8 @@ SpecSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 def load_spec(source: SpecSource, overrides: Mapping[str, object] | None = None) -> RunSpec:
     """The run spec in a file or a mapping, with `overrides` on top: its name decided, its paths absolute.
 
-    Paths in a file are relative to it, others to the working directory. What the spec names (data files, the model's
+    Paths in a file are relative to it, others to the working directory. `${NAME}` in a text, wherever it is given, is
+    the environment's; `$${` stands for `${`. What the spec names (data files, the model's
     directory) is looked at. Raises ConfigError, or the error of the worst finding, with every problem; UsageError
     where an override names no field.
 
@@ -42,16 +43,30 @@ def load_spec(source: SpecSource, overrides: Mapping[str, object] | None = None)
     return checked(read(source, overrides), ("paths",))
 
 
+def read_again(spec: RunSpec | SpecSource, overrides: Mapping[str, object] | None = None) -> Reading[RunSpec]:
+    """As `read`, also of what `load_spec` gave: the same rules hold for it."""
+    from rankzero.spec.run_spec import RunSpec
+
+    if isinstance(spec, RunSpec):
+        return read(spec.model_dump(mode="json"), overrides, expanded=True)
+    return read(spec, overrides)
+
+
 def read(
-    source: SpecSource, overrides: Mapping[str, object] | None = None, *, for_pods: bool = False
+    source: SpecSource,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    for_pods: bool = False,
+    expanded: bool = False,
 ) -> Reading[RunSpec]:
-    """As `load_spec`, with what is wrong in the result, and paths as they were written. Raises ConfigError for a file
-    that cannot be read at all."""
+    """As `load_spec`, with what is wrong in the result, and paths as they were written. `expanded`: a `${` in a mapping
+    is there because it was written `$${`. Raises ConfigError for a file that cannot be read at all."""
     from rankzero.spec.load import Setting, read_run_spec
 
-    settings = [Setting(name, value, "overrides") for name, value in (overrides or {}).items()]
+    settings = [Setting(name, value, "overrides", has_variables=True) for name, value in (overrides or {}).items()]
     if isinstance(source, Mapping):
-        settings = [*(Setting(str(name), value, "spec") for name, value in source.items()), *settings]
+        given = [Setting(str(name), value, "spec", has_variables=not expanded) for name, value in source.items()]
+        settings = [*given, *settings]
         return read_run_spec(None, settings, env=os.environ, for_pods=for_pods)
     return read_run_spec(place(source), settings, env=os.environ, for_pods=for_pods)
 

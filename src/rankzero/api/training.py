@@ -45,11 +45,10 @@ def train(
     """
     from rankzero.api.python_warnings import doubts_told
     from rankzero.api.runs import Run
-    from rankzero.api.specs import checked, read
+    from rankzero.api.specs import checked, read_again
     from rankzero.errors import UsageError
     from rankzero.machine import local_gpu_count
     from rankzero.preflight import EVERYTHING
-    from rankzero.spec.run_spec import RunSpec
 
     processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
     if processes < 1:
@@ -57,9 +56,8 @@ def train(
     if in_process and (processes > 1 or max_restarts):
         hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
-    source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec  # the same rules hold for both
     with doubts_told() as warn:
-        resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING, warn=warn))
+        resolved = settled_elsewhere(checked(read_again(spec, overrides), EVERYTHING, warn=warn))
         chosen = options or RunOptions()
         require_startable(resolved, chosen, processes)
     run_to_end(resolved, chosen, processes, max_restarts, in_process=in_process, own_process=False)
