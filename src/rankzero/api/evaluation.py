@@ -171,6 +171,7 @@ def _measured(
     from rankzero.engine.harness import find_tasks, run_tasks
     from rankzero.engine.held_out import about, ask_all, graded, require_askable, summed_up, to_compare
     from rankzero.engine.judge import Judge
+    from rankzero.model.load import settled_libraries
     from rankzero.run_dir.evaluation import unique
 
     sources = sources_of(data)
@@ -182,7 +183,7 @@ def _measured(
     manager = None if tasks is None else find_tasks(tasks.names, tasks.directory)
     rows: dict[str, Sequence[Row]] = {}
     paths: dict[str, str] = {}
-    with ExitStack() as stack:
+    with settled_libraries, ExitStack() as stack:
         judging = None if judge is None else stack.enter_context(Judge(judge.url, judge.model, os.environ))
         if judging is not None and questions:
             judging.require_answer()

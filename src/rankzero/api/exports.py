@@ -93,9 +93,6 @@ def _ready(
     if there or wrong:
         raise ConfigError([*there, *wrong])
     tell(verify_result(weights))
-    from rankzero.model.load import settle_libraries
-
-    settle_libraries()
     return weights, adapter
 
 

@@ -8,16 +8,16 @@ from rankzero.engine.console import results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.errors import Problem, UsageError
 from rankzero.model.generate import answer, load_speaker
-from rankzero.model.load import settle_libraries
-from rankzero.model.predict import Prediction, classify, load_classifier
+from rankzero.model.load import settled_libraries
+from rankzero.model.predict import Classifier, Prediction, classify, load_classifier
 from rankzero.run_dir.result import Result
 
 
+@settled_libraries
 def ask(result: Result, prompts: Sequence[str], *, images: Sequence[str] = (), max_new_tokens: int) -> list[str]:
     """One greedy reply to each prompt, which is about all of `images` where there are any. Raises ConfigError, and
     UsageError for prompts that are no text."""
     require_unicode(prompts, "prompt")
-    settle_libraries()
     device = pick_device(0)
     dtype = pick_dtype(result.model.dtype, device)
     with results_alone_on_stdout():
@@ -25,16 +25,21 @@ def ask(result: Result, prompts: Sequence[str], *, images: Sequence[str] = (), m
         return answer(speaker, prompts, images=images, max_new_tokens=max_new_tokens)
 
 
+@settled_libraries
 def put_into_classes(result: Result, texts: Sequence[str]) -> Iterator[Prediction]:
     """The class of each text, in order. Raises ConfigError, DataError for texts without any token, or UsageError for
     what is no text."""
     require_unicode(texts, "text")
-    settle_libraries()
     device = pick_device(0)
     dtype = pick_dtype(result.model.dtype, device)
     with results_alone_on_stdout():
         classifier = load_classifier(result, dtype, device.torch_device)
-    return classify(classifier, texts)
+    return _classified(classifier, texts)
+
+
+def _classified(classifier: Classifier, texts: Sequence[str]) -> Iterator[Prediction]:
+    with settled_libraries:
+        yield from classify(classifier, texts)
 
 
 def require_unicode(texts: Sequence[str], what: str) -> None:

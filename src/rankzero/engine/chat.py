@@ -15,7 +15,7 @@ from rankzero.engine.console import results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.model.converse import reply
 from rankzero.model.generate import Speaker, Turn, load_speaker
-from rankzero.model.load import settle_libraries
+from rankzero.model.load import settled_libraries
 from rankzero.run_dir.result import Result
 from rankzero.spec.sampling import Sampling
 
@@ -59,6 +59,7 @@ class Chat:
         first = [] if self._system is None else [Turn("system", self._system)]
         self._turns = {voice.name: list(first) for voice in self.voices}
 
+    @settled_libraries
     def ask(self, text: str, *, images: Sequence[str] = (), on_piece: OnPiece = _nobody) -> list[Answer]:
         """The answer of each voice. An error, or an interrupt, leaves the conversation as it was.
 
@@ -100,8 +101,8 @@ def open_voices(result: Result, base: Result | None = None) -> list[Voice]:
     return [before, Voice("tuned", tuned)]
 
 
+@settled_libraries
 def _speaker(result: Result) -> Speaker:
-    settle_libraries()
     device = pick_device(0)
     with results_alone_on_stdout():
         return load_speaker(result, pick_dtype(result.model.dtype, device), device.torch_device)

@@ -15,7 +15,8 @@ import base64
 import json
 import random
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,16 @@ def generator_states() -> dict[str, Any]:
         "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}},
         "python": [version, list(internal), gauss],
     }
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """This process's random generators are after the block as they were before it, whatever it seeds and draws."""
+    before = generator_states()
+    try:
+        yield
+    finally:
+        _restore_rng(before)
 
 
 def _restore_rng(state: dict[str, Any]) -> None:

@@ -11,14 +11,14 @@ import logging
 import logging.handlers
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.data.progress import Advance, Reached, Telling, told
+from rankzero.process_wide import ProcessWide
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.wording import duration, printable
@@ -194,28 +194,6 @@ def results_alone_on_stdout() -> AbstractContextManager[None]:
     return _stdout_is_stderr
 
 
-class _StdoutIsStderr:
-    """There is one stdout in a process, whatever its threads do: it is another one while any of them is inside."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._outside = threading.Lock(), 0, ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._outside.enter_context(_stdout_to_stderr())
-            self._inside += 1
-
-    def __exit__(self, *_raised: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._outside.close()
-
-
-_stdout_is_stderr = _StdoutIsStderr()
-
-
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
     sys.stdout.flush()
@@ -227,6 +205,9 @@ def _stdout_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, _STDOUT)
         os.close(kept)
+
+
+_stdout_is_stderr = ProcessWide(_stdout_to_stderr)
 
 
 def print_result(text: str) -> None:

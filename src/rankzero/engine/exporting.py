@@ -12,6 +12,7 @@ from rankzero.engine.merging import merge_adapter
 from rankzero.errors import ConfigError
 from rankzero.model.files import CHAT_TEMPLATES, INDEX, WEIGHTS, read_config, weight_files, weight_problems
 from rankzero.model.gguf_export import to_gguf
+from rankzero.model.load import settled_libraries
 from rankzero.model.merge import BaseWeights
 from rankzero.model.weights import copy_in_shards, library_errors, staged_for
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name
@@ -33,6 +34,7 @@ class Exported:
         return {"output": str(self.place), "bytes": self.bytes, "files": self.files, "notes": list(self.said)}
 
 
+@settled_libraries
 def export_safetensors(
     place: Path, adapter: Adapter | None, output: Path, *, shard_bytes: int, base_weights: BaseWeights
 ) -> Exported:
@@ -54,6 +56,7 @@ def export_safetensors(
     return _counted(output, ())
 
 
+@settled_libraries
 def export_gguf(
     place: Path, adapter: Adapter | None, output: Path, *, outtype: str, converter: list[str], base_weights: BaseWeights
 ) -> Exported:

@@ -31,7 +31,7 @@ from rankzero.model.attention import choose_attention
 from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.fused_lora import fuse_adapters
-from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, settle_libraries, stored_dtype
+from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, settled_libraries, stored_dtype
 from rankzero.model.shapes import model_facts
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import RunSpec
@@ -55,10 +55,10 @@ def note_timing(spec: RunSpec, session: Session, before: Position, after: Positi
         remember_rate(key, (after.tokens - before.tokens) / seconds, cache_root())
 
 
+@settled_libraries
 def dry_run(spec: RunSpec, nproc: int) -> Forecast:
     """The forecast of a run of `nproc` processes on this machine. Rows are tokenised into the cache, no weights are
     loaded, and there is no run directory. Raises what a run would raise before it loads its weights."""
-    settle_libraries()
     world, device = World(world_size=nproc, local_world_size=nproc), pick_device(0)
     scaling = sharding_section(spec.train.sharding).scales_losses
     dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
@@ -105,11 +105,11 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
     return replace(found, memory=replace(found.memory, need=need.with_pass(size + more), basis="a simulated pass"))
 
 
+@settled_libraries
 def _from_config(
     spec: RunSpec, directory: Path, precision: str, attention: str | None, *, packed: bool = False
 ) -> tuple[Any, Any]:
     """The model without memory, as it is trained, and its config. Raises ConfigError."""
-    settle_libraries()
     dtype: torch.dtype = getattr(torch, precision)
     source, use = ModelSource(directory, directory, spec.model.name), spec.task_section.uses
     config = load_config(source, spec.model)

@@ -14,7 +14,7 @@ from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.console import logger, results_alone_on_stdout
 from rankzero.errors import RankzeroError, StorageError
-from rankzero.model.load import load_tokenizer, settle_libraries
+from rankzero.model.load import load_tokenizer, settled_libraries
 from rankzero.model.merge import BaseWeights, Merged, OfRun, merge
 from rankzero.model.source import locate, require_trained_base, warn_of_another_base
 from rankzero.run_dir.atomic import write_json
@@ -28,6 +28,7 @@ ROWS = 4
 """Rows of a run's data that base with adapter and merged model are asked about."""
 
 
+@settled_libraries
 def merge_adapter(
     found: Adapter,
     output: Path,
@@ -41,7 +42,6 @@ def merge_adapter(
 
     Raises as `merge` does, and ConfigError where the base is not the one that was trained on, unless somebody named it.
     """
-    settle_libraries()
     with results_alone_on_stdout():
         if found.base_is_given:
             warn_of_another_base(locate(found.base), found.trained_on)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rankzero.data.cache.dataset import TokenizedDataset, summary
-from rankzero.engine.checkpoint import Position
+from rankzero.engine.checkpoint import Position, generators_kept
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
 from rankzero.engine.continuing import (
     find_checkpoint,
@@ -59,7 +59,7 @@ from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, tell_what_is_saved, train
 from rankzero.errors import StorageError
 from rankzero.model.fingerprint_beside import FingerprintBeside
-from rankzero.model.load import settle_libraries
+from rankzero.model.load import settled_libraries
 from rankzero.run_dir.atomic import ONE_VOLUME, remove_stale, stage_name, write_json, write_text
 from rankzero.run_dir.handover import (
     BEAT_FILE_VARIABLE,
@@ -94,15 +94,21 @@ def run(
 ) -> dict[str, Any]:
     """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
     steps; `begun` is when the start began, on the monotonic clock, where that was before this call; `own_process`:
-    this one was started for the run, and a second Ctrl-C ends it.
+    this one was started for the run: a second Ctrl-C ends it, and its random generators are the run's.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
     ledger = Ledger(begun)
     world = world_from_env(dict(os.environ))
     require_whole_groups(spec, world.world_size)
-    settle_libraries()
-    with beats() as tell, stop_on_signals(logger.warning, tell, own_process=own_process) as stop, ExitStack() as stack:
+    with (
+        settled_libraries,
+        beats() as tell,
+        stop_on_signals(logger.warning, tell, own_process=own_process) as stop,
+        ExitStack() as stack,
+    ):
+        if not own_process:
+            stack.enter_context(generators_kept())
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from rankzero.model.generate import (
     prompt_of,
     text_of,
 )
-from rankzero.model.load import stop_token_ids
+from rankzero.model.load import drawn_from, stop_token_ids
 from rankzero.spec.sampling import Sampling
 
 OnText = Callable[[str], None]
@@ -44,9 +45,8 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     streamer = _Told(speaker.tokenizer, on_text)
     warm = sampling.temperature > 0
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k} if warm else {}
-    if sampling.seed is not None:
-        torch.manual_seed(sampling.seed)
-    with torch.inference_mode(), as_asked(speaker.model):
+    drawn = nullcontext() if sampling.seed is None else drawn_from(sampling.seed, device)
+    with torch.inference_mode(), as_asked(speaker.model), drawn:
         written_1T = speaker.model.generate(
             **{name: value.to(device) for name, value in inputs.items()},
             max_new_tokens=longest,

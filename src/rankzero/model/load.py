@@ -34,6 +34,7 @@ from rankzero.model.files import if_own_code, stored_precision
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
+from rankzero.process_wide import ProcessWide
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
 from rankzero.wording import counted, first_line
@@ -71,6 +72,28 @@ def settle_libraries() -> None:
     if not torch.cuda.is_available():  # where DeepSpeed is installed, other libraries import it, and it would say so
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+@contextmanager
+def _settled_for_now() -> Iterator[None]:
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    accelerator, filters = os.environ.get("DS_ACCELERATOR"), list(warnings.filters)
+    settle_libraries()
+    of_ours = [one for one in warnings.filters if one not in filters]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+        if accelerator is None:
+            os.environ.pop("DS_ACCELERATOR", None)
+        # Others stay: of libraries that were imported meanwhile, which say them once.
+        cast(list[Any], warnings.filters)[:] = [one for one in warnings.filters if one not in of_ours]
+
+
+settled_libraries = ProcessWide(_settled_for_now)
+"""As `settle_libraries`, in a process that goes on as it was: a notebook's warnings are its own."""
 
 
 def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | None) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,32 @@ def test_each_answer_knows_what_was_said(speaker: Any) -> None:
     chat.reset()
     [again] = chat.ask("Hello World")
     assert again.text == greedy(speaker, [turns[0], {"role": "user", "content": "Hello World"}])
+
+
+def test_a_seed_is_of_the_chat_alone(speaker: Any) -> None:
+    before = torch.get_rng_state()
+    Chat([Voice("", speaker)], Sampling(max_new_tokens=2, temperature=1.0, seed=3)).ask("Ping")
+    assert torch.equal(torch.get_rng_state(), before), "what its caller draws next does not follow from it"
+
+
+def test_a_chat_leaves_the_libraries_of_its_caller_as_they_were(tiny: Path) -> None:
+    """A notebook's own use of transformers says what it says without us."""
+    from transformers.utils import logging
+
+    def settings() -> tuple[object, ...]:
+        of_ours = [one for one in warnings.filters if one[2] is FutureWarning and "transformers" in str(one[3])]
+        return logging.get_verbosity(), logging.is_progress_bar_enabled(), of_ours, os.environ.get("DS_ACCELERATOR")
+
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    before = settings()
+    chat = open_chat(find_result(str(tiny), "writes"), SHORT)
+    assert settings() == before
+    heard: list[tuple[object, ...]] = []
+    chat.ask("Ping", on_piece=lambda *_: heard.append(settings()))
+    assert heard[-1][:2] == (logging.ERROR, False)
+    assert settings() == before
+    logging.set_verbosity_warning()
 
 
 def test_answers_are_drawn_by_seed_and_temperature(speaker: Any) -> None:

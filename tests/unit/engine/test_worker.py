@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from rankzero.engine.worker import hold
+from rankzero.engine.worker import hold, run
 from rankzero.run_dir import lease as leases
 from rankzero.run_dir.lease import Lease
+from rankzero.spec.run_options import RunOptions
+from tests.support.runs import small_spec
+
+
+def test_a_run_in_its_callers_process_leaves_the_random_generators_alone(tmp_path: Path, tiny: Path) -> None:
+    def draws() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    draws()
+    wanted = draws()
+    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    draws()
+    run(spec, RunOptions(log_level="WARNING"), own_process=False)
+    assert draws() == wanted
 
 
 def test_who_is_watched_is_said(
