@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankzero.engine.chat import Chat
     from rankzero.engine.exporting import Exported
     from rankzero.model.merge import Merged
+    from rankzero.run_dir.paths import RunDir
     from rankzero.run_dir.view import RunView
     from rankzero.spec.run_spec import RunSpec
     from rankzero.spec.sampling import Sampling
@@ -48,9 +49,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory. Everything is read when it is asked for, so a run that goes on can be looked at again."""
+    """A run directory. Everything is read when it is asked for, so a run that goes on can be looked at again; where the
+    directory is gone meanwhile, that raises ConfigError."""
 
     path: Path
+    """Absolute: it is the same run wherever the program goes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path).absolute())
 
     @classmethod
     @places_told()
@@ -88,13 +94,15 @@ class Run:
         """How far it is and how it ended: `phase`, `step`, `total_steps`, `loss`, `eval_loss`, `error` …"""
         from rankzero.run_dir.view import view_run
 
-        return view_run(self.path)
+        return view_run(self._directory.root)
 
     @property
+    @places_told()
     def summary(self) -> dict[str, Any]:
         """report.json: steps, losses, tokens, times. Empty while the run has not ended."""
+        report = self._directory.report
         try:
-            value = json.loads((self.path / "report.json").read_text(encoding="utf-8"))
+            value = json.loads(report.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -114,11 +122,10 @@ class Run:
         return DataFrame(rows)
 
     def _metrics(self) -> list[dict[str, Any]]:
-        from rankzero.run_dir.paths import RunDir
         from rankzero.run_dir.view import rows_from_end
 
         newest: dict[int, dict[str, Any]] = {}
-        for row in rows_from_end(RunDir(self.path).metrics, most_bytes=1 << 62):
+        for row in rows_from_end(self._directory.metrics, most_bytes=1 << 62):
             if isinstance(row.get("step"), int):
                 newest[row["step"]] = {**row, **newest.get(row["step"], {})}
         return [newest[step] for step in sorted(newest)]
@@ -127,9 +134,7 @@ class Run:
     @places_told()
     def checkpoints(self) -> list[Checkpoint]:
         """Those that are there, the oldest first. Their bytes are not verified; a resume does that."""
-        from rankzero.run_dir.paths import RunDir
-
-        run_dir = RunDir(self.path)
+        run_dir = self._directory
         best, last = run_dir.read_link("best"), run_dir.read_link("last")
         return [
             Checkpoint(step, run_dir.checkpoint(step), step == best, step == last)
@@ -142,7 +147,7 @@ class Run:
         """final/: the adapter or model that the run is for. Raises ConfigError while it is not there."""
         from rankzero.run_dir.result import FINAL
 
-        final = self.path / FINAL
+        final = self._directory.root / FINAL
         if not final.is_dir():
             hint = "train it again; it continues from the newest checkpoint"
             raise ConfigError("this run has no result yet: final/ is missing", where=str(self.path), hint=hint)
@@ -221,6 +226,16 @@ class Run:
 
         require_pages()
         from rankzero.report.page import write_page
+
+        return Page(write_page(self._directory))
+
+    @property
+    def _directory(self) -> RunDir:
+        """Raises ConfigError where there is none any more."""
         from rankzero.run_dir.paths import RunDir
 
-        return Page(write_page(RunDir(self.path)))
+        run_dir = RunDir(self.path)
+        if not run_dir.spec.is_file():
+            hint = "was it moved or deleted? rankzero.Run.open finds a run by its path"
+            raise ConfigError("there is no run here any more: run.yaml is missing", where=str(self.path), hint=hint)
+        return run_dir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,6 +26,26 @@ def test_by_path_by_name_or_not_at_all(run: rankzero.Run, tmp_path: Path) -> Non
         rankzero.Run.open("mad")
     view = rankzero.status("made")
     assert view.phase == run.status.phase == "Succeeded"
+
+
+def test_it_is_the_same_run_wherever_the_program_goes(
+    run: rankzero.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for one in (run, rankzero.Run(Path("../runs/made"))):
+        assert one.status.phase == "Succeeded" and one.summary["steps"] == 60 and len(one.checkpoints) == 2
+
+
+@pytest.mark.parametrize("name", ["status", "summary", "metrics", "checkpoints", "result", "spec", "report"])
+def test_of_a_run_that_is_gone_nothing_is_made_up(name: str, run: rankzero.Run) -> None:
+    shutil.rmtree(run.path)
+    with pytest.raises(rankzero.ConfigError) as caught:
+        asked = getattr(run, name)
+        asked()
+    problem = caught.value.problems[0]
+    assert str(run.path) in problem.where and "continues" not in problem.hint
+    assert not run.path.exists()
 
 
 def test_metrics_are_a_list_without_pandas(run: rankzero.Run, monkeypatch: pytest.MonkeyPatch) -> None:
