@@ -135,10 +135,11 @@ def local_run(run: str, cluster: str | None) -> Path | None:
     """
     from rankzero.api.planning import cluster_is_chosen
     from rankzero.api.runs import Run
+    from rankzero.run_dir.paths import RunDir
 
     if cluster is not None:
         return None
-    if (Path(run) / "run.yaml").is_file():
+    if RunDir(Path(run)).is_run:
         return Path(run)
     if cluster_is_chosen():
         return None

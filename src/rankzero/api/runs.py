@@ -62,14 +62,18 @@ class Run:
     @places_told()
     def open(cls, run: str | os.PathLike[str]) -> Run:
         """The run in a directory, or the one of this name in ./runs. Raises ConfigError where there is none."""
-        from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
+        from rankzero.run_dir.paths import RunDir
+        from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target, untrained
         from rankzero.spec.nearby import near
 
         given = os.path.expanduser(run)
-        for path in (Path(given), Path(DEFAULT_OUTPUT) / given):
-            if (path / "run.yaml").is_file():
-                return cls(path)
+        if RunDir(Path(given)).is_run:
+            return cls(Path(given))
+        if (named := Path(DEFAULT_OUTPUT) / given) != Path(given) and (named / "run.yaml").is_file():
+            return cls(named)
         require_target(str(given))
+        if (Path(given) / "run.yaml").is_file():
+            raise untrained(Path(given))
         if Path(given).exists():
             raise ConfigError("this is no run directory: run.yaml is missing", where=str(given))
         close = near(Path(DEFAULT_OUTPUT) / given)

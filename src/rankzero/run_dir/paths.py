@@ -18,6 +18,12 @@ MERGE = "merge.json"
 """How far a merged model is from base and adapter: in the merged model's directory, and in its run's."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Any one of them is a tokenizer."""
+_OF_A_RUN = (
+    *("checkpoints", "final", "logs", "events", "tracking", "lease.json", ".lease.lock"),
+    *("environment.json", "data.json", "report.json", "report.html", "eval.json", "goodput.json", "error.json"),
+    *("metrics.jsonl", "samples.jsonl", "saves.jsonl", "starts.jsonl", "restarts.jsonl"),
+)
+"""Any of them is there from before its run.yaml to the end, in whatever part of a run is copied or pulled."""
 _STEP = re.compile(r"step-(\d+)")
 _ASIDE = "damaged-"
 
@@ -32,6 +38,12 @@ class RunDir:
     """`<output_dir>/<name>/`; every path of the contract, none of them created by naming it."""
 
     root: Path
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run has been here, or a part of one was copied here. A directory with the run.yaml that somebody
+        trains with, and nothing that a run writes, is none."""
+        return self.spec.is_file() and any((self.root / name).exists() for name in _OF_A_RUN)
 
     @property
     def spec(self) -> Path:

@@ -235,6 +235,13 @@ def _no_result(run: Path) -> ConfigError:
     return ConfigError("this run has no result yet: final/ is missing", where=str(run), hint=hint)
 
 
+def untrained(directory: Path) -> ConfigError:
+    """Of a directory with the run.yaml that somebody trains with."""
+    runs = runs_in(directory / DEFAULT_OUTPUT)
+    name = f"name one of its runs: {_listed(runs)}" if runs else f"{directory / 'run.yaml'} stands for what it trains"
+    return ConfigError("this is no run directory: of a run it has run.yaml alone", where=str(directory), hint=name)
+
+
 def named_run(target: str) -> str:
     """`runs/my-run` for the name of a run in ./runs, where nothing here is called so; else `target` as it is."""
     in_runs = Path(DEFAULT_OUTPUT) / target

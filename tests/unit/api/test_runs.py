@@ -28,6 +28,31 @@ def test_by_path_by_name_or_not_at_all(run: rankzero.Run, tmp_path: Path) -> Non
     assert view.phase == run.status.phase == "Succeeded"
 
 
+def test_a_directory_to_train_in_is_no_run(run: rankzero.Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/run.yaml").write_text("model: {name: org/m}\ndata: {train: org/d}\n")
+    for ask in (rankzero.Run.open, rankzero.status):
+        with pytest.raises(rankzero.ConfigError, match=r"run.yaml alone\n  hint: mine/run.yaml stands for"):
+            ask("mine")
+    run_directory(tmp_path / "mine/runs/first")
+    with pytest.raises(rankzero.ConfigError, match="name one of its runs: mine/runs/first"):
+        rankzero.status("mine")
+    run_directory(tmp_path / "runs/mine")
+    assert rankzero.status("mine").root == rankzero.Run.open("mine").path == tmp_path / "runs/mine"
+
+
+@pytest.mark.parametrize("only", ["final", "report.json", "goodput.json", "checkpoints", ".lease.lock", "lease.json"])
+def test_whatever_part_of_a_run_is_there_it_is_one(only: str, run: rankzero.Run, tmp_path: Path) -> None:
+    """A run that has just begun has its lease; a pull brings the result alone, or what says how it went."""
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in ("run.yaml", only):
+        place = part / name
+        place.mkdir() if only == name and "." not in name else place.write_text("{}")
+    assert rankzero.Run.open(part).path == part
+    assert rankzero.status(str(part)).root == part
+
+
 def test_it_is_the_same_run_wherever_the_program_goes(
     run: rankzero.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def test_a_run_of_this_machine(number: signal.Signals, code: int, tmp_path: Path
 
 
 def test_a_run_without_events_is_told(tmp_path: Path, place: Place) -> None:
-    (tmp_path / "runs/none").mkdir(parents=True)
+    (tmp_path / "runs/none/checkpoints").mkdir(parents=True)
     (tmp_path / "runs/none/run.yaml").write_text("name: none\n")
     done = place("open tensorboard runs/none")
     assert done.code == 78 and "this run has no TensorBoard events" in done.err
