@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from rankzero.api.data_sources import DataSource, path_text, sources_of
 from rankzero.api.places import place, places_told
 from rankzero.api.tokenizers import (
     TokenizerPlace,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from rankzero.spec.row_formats import Reasoning
     from rankzero.spec.run_spec import RunSpec, SourceSpec
 
-DataSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
-"""A path as in data.train, or what stands there: {path, format, columns, image_root, header}."""
 _SAMPLES = 200
 
 
@@ -98,7 +97,7 @@ class DataCheck:
 def check(
     data: DataSource | Sequence[DataSource],
     *,
-    model: str | None = None,
+    model: str | os.PathLike[str] | None = None,
     max_length: int = 2048,
     chat_template: str | os.PathLike[str] | None = None,
     assistant_only_loss: bool = True,
@@ -124,7 +123,7 @@ def check(
 @places_told()
 def show(
     data: DataSource,
-    model: str | None = None,
+    model: str | os.PathLike[str] | None = None,
     *,
     rows: int = 3,
     line: int | None = None,
@@ -150,7 +149,7 @@ def show(
     return shown(_wanted(data, model, chat_template, rules), line=line, rows=rows)
 
 
-def _run_yaml(data: object, model: str | None) -> str | None:
+def _run_yaml(data: object, model: object) -> str | None:
     """The path of a run.yaml that was given as data. Raises UsageError where a model was given too."""
     if not isinstance(data, str | os.PathLike) or not os.fspath(data).endswith((".yaml", ".yml")):
         return None
@@ -170,33 +169,17 @@ def _rules(max_length: int, assistant_only_loss: bool, reasoning: Reasoning) -> 
 
 def _wanted(
     data: DataSource | Sequence[DataSource],
-    model: str | None,
+    model: str | os.PathLike[str] | None,
     chat_template: str | os.PathLike[str] | None,
     rules: TokenRules,
 ) -> Wanted:
     from rankzero.spec.run_spec import ModelSpec
 
-    several = [data] if isinstance(data, str | os.PathLike | Mapping) else data
-    tokenizer = None if model is None else find_tokenizer(ModelSpec(name=model), "model")
-    return Wanted(sources_of(several), (), tokenizer, None if chat_template is None else place(chat_template), rules)
-
-
-def sources_of(data: Iterable[DataSource]) -> list[SourceSpec]:
-    """What was given as data, with a home in its paths as that of who runs this."""
-    from rankzero.spec.run_spec import SourceSpec
-
-    def at_home(source: SourceSpec) -> SourceSpec:
-        root = source.image_root
-        places = {
-            "path": os.path.expanduser(source.path),
-            "image_root": None if root is None else os.path.expanduser(root),
-        }
-        return source.model_copy(update=places)
-
-    return [
-        at_home(SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}))
-        for one in data
-    ]
+    sources = sources_of(data)
+    if not sources:
+        raise UsageError("there is no data", where="data", hint="name a file, or several")
+    tokenizer = None if model is None else find_tokenizer(ModelSpec(name=path_text(model, "model")), "model")
+    return Wanted(sources, (), tokenizer, None if chat_template is None else place(chat_template), rules)
 
 
 def wanted_by(spec: RunSpec) -> Wanted:

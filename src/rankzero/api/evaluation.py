@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.api.arguments import require_count
-from rankzero.api.data import DataSource, sources_of
+from rankzero.api.data_sources import DataSource, sources_of
 from rankzero.api.places import place, places_told
 from rankzero.api.results import Tell, require_a_base, warn
 from rankzero.errors import DataError, Problem, StorageError, UsageError

@@ -13,7 +13,7 @@ from rankzero.api.places import places_told
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rankzero.api.data import DataSource
+    from rankzero.api.data_sources import DataSource
     from rankzero.api.evaluation import Evaluation, TaskSpec
     from rankzero.engine.chat import Chat
     from rankzero.engine.exporting import Exported

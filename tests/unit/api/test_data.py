@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -68,3 +70,37 @@ def test_a_run_yaml_is_looked_at_by_its_own_rules(tmp_path: Path, tiny: Path) ->
             call(path, model=str(tiny))
     with pytest.raises(UsageError, match="takes a model"):
         rankzero.data.show(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"path": "r.jsonl", "format": "alpca"}, rankzero.ConfigError, "data format: .*did you mean alpaca"),
+        ({"path": "r.jsonl", "colums": {"a": "b"}}, rankzero.ConfigError, "data colums: unknown key.*mean columns"),
+        (["r.jsonl", {"format": "chat"}], rankzero.ConfigError, r"data\[1\] path: required"),
+        ({"path": "${NO_SUCH}/r.jsonl"}, rankzero.ConfigError, "variable NO_SUCH is not set"),
+        ("", UsageError, "data: it is ''"),
+        ([], UsageError, "data: there is no data"),
+        (None, UsageError, "of type NoneType"),
+        ([{"text": "a"}], UsageError, "data: this is a row.*in .jsonl"),
+        ([["a"], ["b"]], UsageError, r"data\[0\]: it is of type list"),
+        (np.zeros((2, 2)), UsageError, "of type ndarray, and no path"),
+    ],
+)
+def test_what_is_no_data_is_said_by_the_rules_of_a_spec(given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"(?s){words}"):
+        rankzero.data.check(given)
+
+
+def test_what_is_no_data_to_evaluate_on_is_said_so_too(tmp_path: Path) -> None:
+    from rankzero.api.data_sources import sources_of
+
+    with pytest.raises(rankzero.ConfigError) as caught:
+        sources_of([{"path": "a", "formt": "chat"}, {"path": "b", "weight": 0}])
+    assert [problem.where for problem in caught.value.problems] == ["data[0] formt", "data[1] weight"]
+
+
+def test_a_model_may_be_a_path(tmp_path: Path, tiny: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", chat_rows(3))
+    assert rankzero.data.check(iter([path]), model=tiny).ok
+    assert rankzero.data.show(path, tiny, rows=1)[0].headline

@@ -144,7 +144,7 @@ def test_a_home_in_a_path_is_who_runs_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_every_place_that_a_function_is_given_may_be_in_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankzero.api.data import sources_of
+    from rankzero.api.data_sources import sources_of
     from rankzero.api.planning import cluster_from
     from rankzero.api.pulling import pull
     from rankzero.api.serving import plan_serving
