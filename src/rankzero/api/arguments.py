@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from rankzero.errors import Problem, UsageError
@@ -22,10 +23,26 @@ def texts(given: object, name: str) -> list[str]:
     return several
 
 
-def require_count(value: object, name: str) -> None:
-    """Raise UsageError for what is no whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"it is {value!r}", where=name, hint="it is to be a whole number of at least 1")
+def require_count(value: object, name: str, *, least: int = 1) -> None:
+    """Raise UsageError for what is no whole number, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise UsageError(f"it is {value!r}", where=name, hint=f"it is to be a whole number of at least {least}")
+
+
+def process_count(nproc_per_node: int | None) -> int:
+    """Of a run on this machine; None: one for each GPU, or one. Raises UsageError for what is no number of them."""
+    from rankzero.machine import local_gpu_count
+
+    if nproc_per_node is None:
+        return max(1, local_gpu_count(os.environ))
+    require_count(nproc_per_node, "nproc_per_node")
+    return nproc_per_node
+
+
+def require_one_of(value: object, known: Sequence[str], name: str) -> None:
+    """Raise UsageError for a word that is no choice."""
+    if value not in known:
+        raise UsageError(f"there is no {value!r}", where=name, hint=f"one of {', '.join(known)}")
 
 
 def _kind(value: object) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from rankzero.api.arguments import require_count, require_one_of
 from rankzero.api.data_sources import DataSource, path_text, sources_of
 from rankzero.api.places import place, places_told
 from rankzero.api.tokenizers import (
@@ -138,6 +139,9 @@ def show(
     Raises DataError at a row that cannot be read, ConfigError for a tokenizer that cannot, UsageError where there is no
     model, or both `model` and a run.yaml.
     """
+    require_count(rows, "rows")
+    if line is not None:
+        require_count(line, "line")
     spec_path = _run_yaml(data, model)
     if spec_path is not None:
         from rankzero.api.specs import load_spec
@@ -163,7 +167,10 @@ def _rules(max_length: int, assistant_only_loss: bool, reasoning: Reasoning) -> 
 
     require_data()
     from rankzero.data.tokens.chat import TokenRules
+    from rankzero.spec.row_formats import Reasoning
 
+    require_count(max_length, "max_length", least=8)  # as data.max_length
+    require_one_of(reasoning, get_args(Reasoning), "reasoning")
     return TokenRules(max_length=max_length, assistant_only_loss=assistant_only_loss, reasoning=reasoning)
 
 

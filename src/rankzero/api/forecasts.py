@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rankzero.api.arguments import process_count
 from rankzero.api.installed import engine_is_there, require_data, require_engine
 from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
@@ -82,12 +82,11 @@ def dry_run(
     from rankzero.api.python_warnings import doubts_told
     from rankzero.api.specs import checked, read_again
     from rankzero.api.training import require_same_run
-    from rankzero.machine import local_gpu_count
     from rankzero.preflight import EVERYTHING
     from rankzero.spec.process_groups import require_whole_groups
     from rankzero.spec.run_options import RunOptions
 
-    processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
+    processes = process_count(nproc_per_node)
     with doubts_told() as warn:
         run = checked(read_again(spec, overrides), EVERYTHING, warn=warn)
         require_same_run(run, RunOptions())

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankzero.api.arguments import process_count
 from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
 from rankzero.spec.run_options import RunOptions
@@ -47,12 +48,9 @@ def train(
     from rankzero.api.runs import Run
     from rankzero.api.specs import checked, read_again
     from rankzero.errors import UsageError
-    from rankzero.machine import local_gpu_count
     from rankzero.preflight import EVERYTHING
 
-    processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
-    if processes < 1:
-        raise UsageError(f"{processes} is not a number of processes", where="nproc_per_node", hint="None, or 1, 2 …")
+    processes = process_count(nproc_per_node)
     if in_process and (processes > 1 or max_restarts):
         hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)

@@ -24,11 +24,22 @@ ONE: Any = "Ping"
         (lambda: predict("none", ONE), "texts", "it is one text"),
         (lambda: rankzero.generate("none", ["a"], max_new_tokens=0), "max_new_tokens", "it is 0"),
         (lambda: rankzero.generate("none", ["a"], max_new_tokens=cast(Any, 1.5)), "max_new_tokens", "it is 1.5"),
+        (lambda: rankzero.train("none.yaml", nproc_per_node=0), "nproc_per_node", "it is 0"),
+        (lambda: rankzero.train("none.yaml", nproc_per_node=cast(Any, "2")), "nproc_per_node", "it is '2'"),
+        (lambda: rankzero.dry_run("none.yaml", nproc_per_node=0), "nproc_per_node", "it is 0"),
+        (
+            lambda: rankzero.data.check("r.jsonl", reasoning=cast(Any, "no")),
+            "reasoning",
+            "there is no 'no'.*keep",
+        ),
+        (lambda: rankzero.data.check("r.jsonl", max_length=0), "max_length", "at least 8"),
+        (lambda: rankzero.data.show("r.jsonl", "m", rows=0), "rows", "it is 0"),
+        (lambda: rankzero.data.show("r.jsonl", "m", line=-1), "line", "it is -1"),
         (lambda: rankzero.evaluate("none", "rows.jsonl", max_new_tokens=-1), "max_new_tokens", "it is -1"),
     ],
 )
 def test_what_no_call_can_mean_is_said(call: Callable[[], object], where: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=f"(?s){words}") as caught:
         call()
     assert caught.value.problems[0].where == where
 

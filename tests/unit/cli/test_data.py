@@ -34,6 +34,12 @@ def bad(tmp_path: Path) -> str:
     return write(tmp_path / "bad.jsonl", *[GOOD] * 3, b"{oops", *[GOOD] * 5, b'{"messages": []}')
 
 
+@pytest.mark.parametrize("command", ["check", "show --model org/m"])
+def test_no_name_at_all_is_no_error_of_ours(cli: Cli, command: str) -> None:
+    done = cli(f"data {command} ''")
+    assert done.code == 2 and "data: it is ''" in done.err
+
+
 def test_every_format_can_be_named() -> None:
     assert get_args(get_args(FormatOption)[0]) == get_args(RowFormat)
 

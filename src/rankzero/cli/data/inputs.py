@@ -96,6 +96,7 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
 
 def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
     from rankzero.api.data import Wanted
+    from rankzero.api.data_sources import path_text
     from rankzero.api.tokenizers import find_tokenizer
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import ModelSpec, SourceSpec
@@ -110,7 +111,7 @@ def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
         "image_root": flags.image_root,
         "header": "auto" if flags.header is None else flags.header,
     }
-    sources = [SourceSpec.model_validate({"path": path, **shape}) for path in inputs]
+    sources = [SourceSpec.model_validate({"path": path_text(path, "data"), **shape}) for path in inputs]
     place = None if flags.model is None else find_tokenizer(ModelSpec(name=flags.model), "--model")
     kept = TokenRules(
         max_length=flags.max_length or 2048, assistant_only_loss=not flags.all_tokens, reasoning=flags.reasoning
