@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -205,7 +206,7 @@ def write_page(run_dir: RunDir) -> None:
         logger.warning("[STEP] %s was not written: %s: %s", run_dir.page, type(error).__name__, error)
 
 
-def copy_report(report: dict[str, Any], destination: str | None) -> None:
+def copy_report(report: dict[str, Any], destination: str | os.PathLike[str] | None) -> None:
     """Also write the report where --report-json says."""
     if destination is not None:
         with place_given_by("--report-json"):

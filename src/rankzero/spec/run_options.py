@@ -3,9 +3,10 @@ maths, never stored."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from rankzero.errors import Problem, UsageError
 
@@ -37,17 +38,23 @@ class RunOptions:
 
     log_level: LogLevel = "INFO"
     log_batches: LogBatches = "first-last"
-    report_json: str | None = None
+    report_json: str | os.PathLike[str] | None = None
+    """Text once it is made, with `~` as the home of who made it."""
     allow_changes: tuple[str, ...] = ()
     smoke: SmokeSettings | None = None
 
     def __post_init__(self) -> None:
+        if self.report_json is not None:
+            object.__setattr__(self, "report_json", os.path.expanduser(os.fspath(self.report_json)))
         words = (("log_level", self.log_level, LogLevel), ("log_batches", self.log_batches, LogBatches))
         wrong = [
             Problem(f"there is no {word!r}", name, f"one of {', '.join(get_args(known))}")
             for name, word, known in words
             if word not in get_args(known)
         ]
+        changes = cast(object, self.allow_changes)
+        if isinstance(changes, str):
+            wrong.append(Problem("it is one text", "allow_changes", f"give a tuple: ({changes!r},)"))
         if wrong:
             raise UsageError(wrong)
 
