@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankzero import data as data
     from rankzero.api.clusters import ClusterRun as ClusterRun
     from rankzero.api.clusters import status as status
     from rankzero.api.clusters import submit as submit
@@ -69,12 +70,14 @@ _PUBLIC = {
 __all__ = ["__version__", "data", *_PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("rankzero.data")
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'rankzero' has no attribute {name!r}")
+if not TYPE_CHECKING:  # where any name would be there, a slip too
+
+    def __getattr__(name: str) -> Any:
+        if name == "data":
+            return importlib.import_module("rankzero.data")
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module 'rankzero' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -94,7 +94,7 @@ class Evaluation:
 
 @places_told()
 def evaluate(
-    target: str,
+    target: str | os.PathLike[str],
     data: DataSource | Sequence[DataSource] = (),
     *,
     tasks: TaskSpec | None = None,
@@ -124,9 +124,9 @@ def evaluate(
     several = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)
     if not several and tasks is None:
         raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
-    result = find_result(target, "writes", model=model)
+    result = find_result(os.fspath(target), "writes", model=model)
     run = run_at(place(target))
-    before = find_result(target, "writes", base=True, model=model) if base and run is not None else None
+    before = find_result(os.fspath(target), "writes", base=True, model=model) if base and run is not None else None
     require_a_base(model, result, base=before is not None)
     listener = listener or Listener()
     listener.tell(result.changed)

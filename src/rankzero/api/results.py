@@ -40,7 +40,7 @@ def require_a_base(model: str | None, result: Result, *, base: bool) -> None:
 
 @places_told()
 def generate(
-    target: str,
+    target: str | os.PathLike[str],
     prompts: Iterable[str],
     *,
     images: Sequence[str] = (),
@@ -61,7 +61,7 @@ def generate(
 
     asked = all_texts(prompts, "prompts")
     require_count(max_new_tokens, "max_new_tokens")
-    result = find_result(target, "writes", base=base, model=model)
+    result = find_result(os.fspath(target), "writes", base=base, model=model)
     require_a_base(model, result, base=base)
     tell(result.changed)
     require_engine()
@@ -72,7 +72,7 @@ def generate(
 
 @places_told()
 def chat(
-    target: str,
+    target: str | os.PathLike[str],
     sampling: Sampling | None = None,
     *,
     system: str | None = None,
@@ -92,8 +92,8 @@ def chat(
 
     if base and compare:
         raise UsageError("the base alone, or both beside each other", where="compare", hint="leave base out")
-    result = find_result(target, "writes", base=base, model=model)
-    before = find_result(target, "writes", base=True, model=model) if compare else None
+    result = find_result(os.fspath(target), "writes", base=base, model=model)
+    before = find_result(os.fspath(target), "writes", base=True, model=model) if compare else None
     require_a_base(model, result, base=base or compare)
     tell(result.changed)
     require_engine()
@@ -104,7 +104,9 @@ def chat(
 
 
 @places_told()
-def predict(target: str, texts: Iterable[str], *, model: str | None = None, tell: Tell = warn) -> Iterator[Prediction]:
+def predict(
+    target: str | os.PathLike[str], texts: Iterable[str], *, model: str | None = None, tell: Tell = warn
+) -> Iterator[Prediction]:
     """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier;
     `model` is the base of an adapter, where it is not where the run or the adapter says.
 
@@ -115,7 +117,7 @@ def predict(target: str, texts: Iterable[str], *, model: str | None = None, tell
     from rankzero.run_dir.result import find_result
 
     several = all_texts(texts, "texts")
-    result = find_result(target, "classifies", model=model)
+    result = find_result(os.fspath(target), "classifies", model=model)
     require_a_base(model, result, base=False)
     tell(result.changed)
     require_engine()
@@ -126,7 +128,7 @@ def predict(target: str, texts: Iterable[str], *, model: str | None = None, tell
 
 @places_told()
 def merge(
-    target: str,
+    target: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
     base_weights: Literal["trained", "files"] = "trained",

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 _PUBLIC = ("check", "show")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module("rankzero.api.data"), name)
-    raise AttributeError(f"module 'rankzero.data' has no attribute {name!r}")
+if not TYPE_CHECKING:  # where any name would be there, a slip too
+
+    def __getattr__(name: str) -> Any:
+        if name in _PUBLIC:
+            return getattr(importlib.import_module("rankzero.api.data"), name)
+        raise AttributeError(f"module 'rankzero.data' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
