@@ -166,10 +166,13 @@ def main() -> None:
 def _receive(connection: Connection, tasks: SimpleQueue[Any]) -> None:
     """Pass tasks on, and end this process at once where there will be no more: a parent killed with SIGKILL stops
     nobody."""
-    with suppress(EOFError, OSError):
-        while True:
-            tasks.put(connection.recv())
-    os._exit(0)
+    try:
+        with suppress(EOFError, OSError):
+            while True:
+                tasks.put(connection.recv())
+    except Exception:  # of a task that cannot be read: who waits for its result hears that this process is gone
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _raise(error: Exception, *_task: Any) -> Any:

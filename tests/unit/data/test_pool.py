@@ -116,6 +116,11 @@ def test_what_breaks_in_a_worker_is_said_with_its_place() -> None:
     assert "in a data worker process" in caught.value.__notes__[0]
 
 
+def test_a_task_that_cannot_be_read_is_not_waited_for() -> None:
+    with pytest.raises(RankzeroError, match="worker process was killed"):
+        list(ordered_map(partial(make_slow, 1), [Absent()], 2))  # type: ignore[list-item]
+
+
 SCRIPT = """
 import os, sys
 import rankzero
