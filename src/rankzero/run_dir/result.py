@@ -238,8 +238,8 @@ def _no_result(run: Path) -> ConfigError:
 def untrained(directory: Path) -> ConfigError:
     """Of a directory with the run.yaml that somebody trains with."""
     runs = runs_in(directory / DEFAULT_OUTPUT)
-    name = f"name one of its runs: {_listed(runs)}" if runs else f"{directory / 'run.yaml'} stands for what it trains"
-    return ConfigError("this is no run directory: of a run it has run.yaml alone", where=str(directory), hint=name)
+    hint = f"name one of its runs: {_listed(runs)}" if runs else "its runs are in the output_dir that run.yaml says"
+    return ConfigError("this is no run directory: of a run it has run.yaml alone", where=str(directory), hint=hint)
 
 
 def named_run(target: str) -> str:

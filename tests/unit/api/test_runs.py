@@ -32,7 +32,7 @@ def test_a_directory_to_train_in_is_no_run(run: rankzero.Run, tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/run.yaml").write_text("model: {name: org/m}\ndata: {train: org/d}\n")
     for ask in (rankzero.Run.open, rankzero.status):
-        with pytest.raises(rankzero.ConfigError, match=r"run.yaml alone\n  hint: mine/run.yaml stands for"):
+        with pytest.raises(rankzero.ConfigError, match=r"run.yaml alone\n  hint: its runs are in the output_dir"):
             ask("mine")
     run_directory(tmp_path / "mine/runs/first")
     with pytest.raises(rankzero.ConfigError, match="name one of its runs: mine/runs/first"):
