@@ -39,6 +39,12 @@ def process_count(nproc_per_node: int | None) -> int:
     return nproc_per_node
 
 
+def require_kind(value: object, kinds: tuple[type, ...], name: str, hint: str) -> None:
+    """Raise UsageError for a value of another type."""
+    if not isinstance(value, kinds):
+        raise UsageError(f"it is {_kind(value)}", where=name, hint=hint)
+
+
 def require_one_of(value: object, known: Sequence[str], name: str) -> None:
     """Raise UsageError for a word that is no choice."""
     if value not in known:

@@ -90,7 +90,7 @@ class Run:
         """What it was given, with absolute paths. Raises ConfigError where run.yaml cannot be read."""
         from rankzero.run_dir.result import spec_of
 
-        return spec_of(self.path)
+        return spec_of(self._directory.root)
 
     @property
     @places_told()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rankzero.api.arguments import require_kind
 from rankzero.api.places import place, places_told
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def read(
     is there because it was written `$${`. Raises ConfigError for a file that cannot be read at all."""
     from rankzero.spec.load import Setting, read_run_spec
 
+    require_kind(overrides, (Mapping, type(None)), "overrides", "give a mapping: {'train.max_steps': 100}")
+    require_kind(source, (str, os.PathLike, Mapping), "spec", "give a run.yaml, or a mapping of what stands in one")
     settings = [Setting(name, value, "overrides", has_variables=True) for name, value in (overrides or {}).items()]
     if isinstance(source, Mapping):
         given = [Setting(str(name), value, "spec", has_variables=not expanded) for name, value in source.items()]

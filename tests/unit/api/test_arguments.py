@@ -24,6 +24,8 @@ ONE: Any = "Ping"
         (lambda: predict("none", ONE), "texts", "it is one text"),
         (lambda: rankzero.generate("none", ["a"], max_new_tokens=0), "max_new_tokens", "it is 0"),
         (lambda: rankzero.generate("none", ["a"], max_new_tokens=cast(Any, 1.5)), "max_new_tokens", "it is 1.5"),
+        (lambda: rankzero.load_spec("r.yaml", cast(Any, ["lora.r=4"])), "overrides", "of type list.*give a mapping"),
+        (lambda: rankzero.plan(cast(Any, 3), "docker"), "spec", "of type int.*give a run.yaml"),
         (lambda: rankzero.train("none.yaml", nproc_per_node=0), "nproc_per_node", "it is 0"),
         (lambda: rankzero.train("none.yaml", nproc_per_node=cast(Any, "2")), "nproc_per_node", "it is '2'"),
         (lambda: rankzero.dry_run("none.yaml", nproc_per_node=0), "nproc_per_node", "it is 0"),
