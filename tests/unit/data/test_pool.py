@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from pickle import PicklingError
 
 import pytest
 
@@ -17,6 +20,8 @@ import rankzero.data.pool
 from rankzero.data.pool import SMALL_BYTES, ordered_map, worker_count
 from rankzero.errors import DataError, RankzeroError
 from tests.support.tiny import chat_rows, write_jsonl
+
+CHILD_SECONDS = 60
 
 
 def make_slow(factor: int) -> Callable[[int], tuple[int, int]]:
@@ -68,6 +73,62 @@ class Absent:
         raise AssertionError
 
 
+class Panic(BaseException):
+    """As of an extension in Rust: no Exception."""
+
+
+def make_panicking() -> Callable[[int], int]:
+    def work(number: int) -> int:
+        if number == 2:
+            raise Panic("of an extension")
+        if number == 3:
+            raise SystemExit(3)
+        return number
+
+    return work
+
+
+def make_functions() -> Callable[[int], Callable[[], int]]:
+    return lambda number: lambda: number
+
+
+def make_leaving() -> Callable[[int], int]:
+    return lambda number: os._exit(number)
+
+
+def make_child() -> Callable[[int], int]:
+    def work(_number: int) -> int:
+        nowhere = subprocess.DEVNULL
+        subprocess.Popen(["sleep", str(CHILD_SECONDS)], stdout=nowhere, stderr=nowhere, close_fds=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    return work
+
+
+def make_endless() -> Callable[[int], int]:
+    return lambda number: time.sleep(600 * number) or os.getpid()
+
+
+class Kept:
+    """Counts how many of them a worker holds."""
+
+    there = 0
+
+    def __init__(self) -> None:
+        Kept.there += 1
+
+    def __del__(self) -> None:
+        Kept.there -= 1
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
+def make_counting() -> Callable[[Kept], tuple[int, Kept]]:
+    return lambda _task: (Kept.there, Kept())
+
+
 def make_environment() -> Callable[[str], str | None]:
     return os.environ.get
 
@@ -116,9 +177,25 @@ def test_what_breaks_in_a_worker_is_said_with_its_place() -> None:
     assert "in a data worker process" in caught.value.__notes__[0]
 
 
-def test_a_task_that_cannot_be_read_is_not_waited_for() -> None:
-    with pytest.raises(RankzeroError, match="worker process was killed"):
+def test_a_task_that_cannot_be_read_is_answered_with_why() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         list(ordered_map(partial(make_slow, 1), [Absent()], 2))  # type: ignore[list-item]
+
+
+def test_a_result_that_cannot_be_sent_is_answered_with_why() -> None:
+    with pytest.raises((AttributeError, PicklingError), match="make_functions"):
+        list(ordered_map(make_functions, range(4), 2))
+
+
+@pytest.mark.parametrize(("number", "what"), [(2, "Panic: of an extension"), (3, "SystemExit: 3")])
+def test_what_is_no_exception_ends_neither_process(number: int, what: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"(?s)in work.*{what}"):
+        list(ordered_map(make_panicking, [number], 2))
+
+
+def test_a_worker_holds_no_task_or_result_that_is_done() -> None:
+    """Of a chunk of rows each may be large."""
+    assert [there for there, _ in ordered_map(make_counting, [Kept() for _ in range(6)], 2)] == [1] * 6
 
 
 SCRIPT = """
@@ -131,7 +208,7 @@ sys.addaudithook(lambda event, given: started.append(given[1]) if event == "subp
 pool.SMALL_BYTES, pool.usable_cores = 0, lambda: 2
 with open("effects", "a") as file:
     file.write("once ")
-print(rankzero.data.check("rows.jsonl").ok, any("rankzero.data.pool" in command for command in started))
+print(rankzero.data.check("rows.jsonl").ok, any("rankzero.data.pool" in " ".join(command) for command in started))
 """
 
 
@@ -152,6 +229,74 @@ def test_a_killed_worker_is_said_to_be_one() -> None:
     with pytest.raises(RankzeroError, match="worker process was killed") as caught:
         list(ordered_map(make_dying, range(4), 2))
     assert "memory" in caught.value.problems[0].hint
+
+
+def test_a_worker_that_ends_by_itself_is_said_with_its_exit_code() -> None:
+    with pytest.raises(RankzeroError, match="worker process ended with exit code 7") as caught:
+        list(ordered_map(make_leaving, [7], 2))
+    assert "memory" not in caught.value.problems[0].hint
+
+
+def test_a_program_that_a_worker_started_does_not_keep_its_end_from_being_seen() -> None:
+    begun = time.monotonic()
+    with pytest.raises(RankzeroError, match="worker process was killed"):
+        list(ordered_map(make_child, range(4), 2))
+    assert time.monotonic() - begun < CHILD_SECONDS
+
+
+def test_a_second_ctrl_c_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while what is at work is waited for."""
+    results = ordered_map(make_endless, range(9), 2)
+    worker = next(results)
+
+    def shutdown(*_given: object, **_how: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+    with pytest.raises(KeyboardInterrupt):
+        results.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+ELSEWHERE = """
+import os, sys
+{insert}
+import rankzero.data.pool, rankzero.work
+os.chdir("elsewhere")
+[(place, flags)] = rankzero.data.pool.ordered_map(rankzero.work.make, [0], 2)
+print(place == rankzero.__file__, place.startswith({copied!r}), flags)
+"""
+
+
+@pytest.mark.parametrize("how", ["sys.path.insert(0, {copied!r})", "relative PYTHONPATH", "the working directory"])
+def test_a_worker_has_the_rankzero_and_the_flags_of_its_parent(tmp_path: Path, how: str) -> None:
+    """Also where it is on the parent's sys.path alone, and another one is installed."""
+    copied = str(tmp_path / "copied")
+    shutil.copytree(
+        Path(rankzero.__file__).parent, Path(copied) / "rankzero", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (Path(copied) / "elsewhere").mkdir()
+    (Path(copied) / "rankzero" / "work.py").write_text(
+        "import rankzero, sys\ndef make(): return work\ndef work(n):\n"
+        "    return rankzero.__file__, (sys.flags.dont_write_bytecode, sys.warnoptions)\n"
+    )
+    insert = how.format(copied=copied) if how.startswith("sys") else ""
+    script = ELSEWHERE.format(insert=insert, copied=copied)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    if how == "relative PYTHONPATH":
+        env["PYTHONPATH"] = "."
+    if how != "the working directory":
+        script = "import sys; sys.path.remove('')\n" + script
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "ignore::UserWarning", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=copied,
+        env=env,
+    )
+    assert (done.stdout, done.stderr) == ("True True (1, ['ignore::UserWarning'])\n", "")
 
 
 def test_workers_do_not_start_threads_of_their_own() -> None:
