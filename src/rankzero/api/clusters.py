@@ -135,11 +135,11 @@ def local_run(run: str, cluster: str | None) -> Path | None:
     """
     from rankzero.api.planning import cluster_is_chosen
     from rankzero.api.runs import Run
-    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.known import is_run
 
     if cluster is not None:
         return None
-    if RunDir(Path(run)).is_run:
+    if is_run(Path(run)):
         return Path(run)
     if cluster_is_chosen():
         return None

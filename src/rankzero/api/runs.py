@@ -62,14 +62,14 @@ class Run:
     @places_told()
     def open(cls, run: str | os.PathLike[str]) -> Run:
         """The run in a directory, or the one of this name in ./runs. Raises ConfigError where there is none."""
-        from rankzero.run_dir.paths import RunDir
+        from rankzero.run_dir.known import is_run
         from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target, untrained
         from rankzero.spec.nearby import near
 
         given = os.path.expanduser(run)
-        if RunDir(Path(given)).is_run:
+        if is_run(Path(given)):
             return cls(Path(given))
-        if (named := Path(DEFAULT_OUTPUT) / given) != Path(given) and (named / "run.yaml").is_file():
+        if (named := Path(DEFAULT_OUTPUT) / given) != Path(given) and is_run(named):
             return cls(named)
         require_target(str(given))
         if (Path(given) / "run.yaml").is_file():

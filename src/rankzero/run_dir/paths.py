@@ -19,11 +19,12 @@ MERGE = "merge.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Any one of them is a tokenizer."""
 _OF_A_RUN = (
+    *LINKS,
     *("checkpoints", "final", "logs", "events", "tracking", "lease.json", ".lease.lock"),
     *("environment.json", "data.json", "report.json", "report.html", "eval.json", "goodput.json", "error.json"),
     *("metrics.jsonl", "samples.jsonl", "saves.jsonl", "starts.jsonl", "restarts.jsonl"),
 )
-"""Any of them is there from before its run.yaml to the end, in whatever part of a run is copied or pulled."""
+"""Any of them is there from before its run.yaml to the end."""
 _STEP = re.compile(r"step-(\d+)")
 _ASIDE = "damaged-"
 
@@ -40,10 +41,9 @@ class RunDir:
     root: Path
 
     @property
-    def is_run(self) -> bool:
-        """Whether a run has been here, or a part of one was copied here. A directory with the run.yaml that somebody
-        trains with, and nothing that a run writes, is none."""
-        return self.spec.is_file() and any((self.root / name).exists() for name in _OF_A_RUN)
+    def has_more_than_spec(self) -> bool:
+        """Whether there is anything that a run writes beside its run.yaml."""
+        return any(os.path.lexists(self.root / name) for name in _OF_A_RUN)
 
     @property
     def spec(self) -> Path:

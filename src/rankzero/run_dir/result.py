@@ -15,6 +15,8 @@ import yaml
 from rankzero.errors import ConfigError
 from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.intact import WEIGHTS, verify_result
+from rankzero.run_dir.known import DEFAULT_OUTPUT as DEFAULT_OUTPUT
+from rankzero.run_dir.known import is_run
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.run_dir.places import as_from_here, at_place, require_base, with_own_tokenizer
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
@@ -29,7 +31,6 @@ FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"
 TEMPLATE_KWARGS = "chat_template_kwargs"
 """What the chat template was given: in a card, and in the manifest of a model that has none."""
-DEFAULT_OUTPUT = "runs"
 _NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
 _SHOWN = 5
 
@@ -259,7 +260,7 @@ def runs_in(directory: Path) -> list[str]:
     found: dict[str, float] = {}
     for entry in entries:
         with suppress(OSError):
-            if (entry / "run.yaml").is_file():
+            if is_run(entry):
                 found[str(entry)] = entry.stat().st_mtime
     return sorted(found, key=found.__getitem__, reverse=True)
 

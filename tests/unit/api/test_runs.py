@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankzero
+from rankzero.run_dir.result import runs_in
 from tests.support.run_directory import run_directory
 
 
@@ -41,7 +42,37 @@ def test_a_directory_to_train_in_is_no_run(run: rankzero.Run, tmp_path: Path) ->
     assert rankzero.status("mine").root == rankzero.Run.open("mine").path == tmp_path / "runs/mine"
 
 
-@pytest.mark.parametrize("only", ["final", "report.json", "goodput.json", "checkpoints", ".lease.lock", "lease.json"])
+@pytest.mark.parametrize("layout", ["named", "cluster.yaml", "no name"])
+def test_what_is_surely_to_train_with_is_no_run(layout: str, run: rankzero.Run, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    run_directory(mine / "runs/first")
+    name = "" if layout == "no name" else "name: first\n"
+    (mine / "run.yaml").write_text(f"{name}model: {{name: org/m}}\ndata: {{train: org/d}}\n")
+    if layout == "cluster.yaml":
+        (mine / layout).write_text("kind: docker\n")
+        shutil.rmtree(mine / "runs")
+    with pytest.raises(rankzero.ConfigError, match="run.yaml alone"):
+        rankzero.status(str(mine))
+    assert runs_in(tmp_path) == []
+    with pytest.raises(rankzero.ConfigError, match="run.yaml alone"):
+        rankzero.Run.open(shutil.copytree(mine, tmp_path / "runs/mine"))
+
+
+@pytest.mark.parametrize("place", ["runs/r1", "r1", "renamed"])
+def test_the_run_yaml_of_a_run_alone_is_one(place: str, run: rankzero.Run, tmp_path: Path) -> None:
+    """So is what `rankzero pull --only report` brings of a run that has not ended."""
+    part = tmp_path / place
+    part.mkdir()
+    (part / "run.yaml").write_text("model: {name: org/m}\ndata: {train: org/d}\nname: r1\noutput_dir: /gone/runs\n")
+    assert rankzero.Run.open(place).path == part
+    assert rankzero.status(place).root.absolute() == part
+    assert str(part) in runs_in(part.parent)
+
+
+PARTS = ["final", "best", "last", "report.json", "goodput.json", "checkpoints", ".lease.lock", "lease.json"]
+
+
+@pytest.mark.parametrize("only", PARTS)
 def test_whatever_part_of_a_run_is_there_it_is_one(only: str, run: rankzero.Run, tmp_path: Path) -> None:
     """A run that has just begun has its lease; a pull brings the result alone, or what says how it went."""
     part = tmp_path / "part"
