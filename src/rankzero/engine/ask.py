@@ -9,7 +9,7 @@ from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.errors import Problem, UsageError
 from rankzero.model.generate import answer, load_speaker
 from rankzero.model.load import settled_libraries
-from rankzero.model.predict import Classifier, Prediction, classify, load_classifier
+from rankzero.model.predict import Prediction, classify, load_classifier
 from rankzero.run_dir.result import Result
 
 
@@ -34,12 +34,7 @@ def put_into_classes(result: Result, texts: Sequence[str]) -> Iterator[Predictio
     dtype = pick_dtype(result.model.dtype, device)
     with results_alone_on_stdout():
         classifier = load_classifier(result, dtype, device.torch_device)
-    return _classified(classifier, texts)
-
-
-def _classified(classifier: Classifier, texts: Sequence[str]) -> Iterator[Prediction]:
-    with settled_libraries:
-        yield from classify(classifier, texts)
+    return classify(classifier, texts)
 
 
 def require_unicode(texts: Sequence[str], what: str) -> None:

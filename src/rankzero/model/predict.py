@@ -20,6 +20,7 @@ from rankzero.model.load import (
     load_tokenizer,
     padding_counts,
     padding_id,
+    settled_libraries,
     unembedded_tokens,
 )
 from rankzero.model.lora import load_adapter
@@ -86,24 +87,28 @@ def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Predictio
     """The class of each text, in order; longer texts are cut as in training. Raises DataError for texts without any
     token, or with one that the model cannot look up, as such rows of files are refused."""
     for start in range(0, len(texts), _WINDOW):
-        window = texts[start : start + _WINDOW]
-        rendered = [Rendered(text, [], raw=True, add_eos=False, label="") for text in window]
-        ids = [row.ids for row in classifier.encoder.encode(rendered)]
-        empty = [
-            n for n, (text, row) in enumerate(zip(window, ids, strict=True), start + 1) if not text.strip() or not row
-        ]
-        problems = [Problem("this text has no tokens", f"text {n}", "leave it out") for n in empty]
-        places = [f"text {start + n}" for n in range(1, len(ids) + 1)]
-        problems += unembedded_problems(classifier.unembedded, ids, places)
-        if problems:
-            raise DataError(problems)
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        found: dict[int, Prediction] = {}
-        for batch in _batches(order, [len(row) for row in ids], alike=padding_counts(classifier.model.config)):
-            for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
-                named = dict(zip(classifier.labels, shares, strict=True))
-                found[i] = Prediction(max(named, key=named.__getitem__), named)
-        yield from (found[i] for i in range(len(ids)))
+        yield from _of_window(classifier, texts[start : start + _WINDOW], start)
+
+
+@settled_libraries
+def _of_window(classifier: Classifier, window: Sequence[str], start: int) -> list[Prediction]:
+    """The classes of texts that are numbered from `start`, all at once: whoever takes them may take their time, or
+    stop."""
+    rendered = [Rendered(text, [], raw=True, add_eos=False, label="") for text in window]
+    ids = [row.ids for row in classifier.encoder.encode(rendered)]
+    empty = [n for n, (text, row) in enumerate(zip(window, ids, strict=True), start + 1) if not text.strip() or not row]
+    problems = [Problem("this text has no tokens", f"text {n}", "leave it out") for n in empty]
+    places = [f"text {start + n}" for n in range(1, len(ids) + 1)]
+    problems += unembedded_problems(classifier.unembedded, ids, places)
+    if problems:
+        raise DataError(problems)
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    found: dict[int, Prediction] = {}
+    for batch in _batches(order, [len(row) for row in ids], alike=padding_counts(classifier.model.config)):
+        for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
+            named = dict(zip(classifier.labels, shares, strict=True))
+            found[i] = Prediction(max(named, key=named.__getitem__), named)
+    return [found[i] for i in range(len(ids))]
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], *, alike: bool) -> Iterator[Sequence[int]]:

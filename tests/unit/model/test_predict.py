@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
 
 from rankzero.api.results import predict
 from rankzero.errors import ConfigError, DataError, UsageError
@@ -64,6 +65,17 @@ def test_a_token_without_an_embedding_is_named(trained: Path, tmp_path: Path) ->
     with pytest.raises(DataError, match=r"text 2: the model has no embedding for token \d+, '<seen-199>'"):
         list(classify(classifier, ["dull", "a <seen-199> plot"]))
     assert len(list(classify(classifier, TEXTS[:3]))) == 3
+
+
+def test_predictions_that_nobody_takes_leave_the_process_as_it_was(trained: Path) -> None:
+    logging.set_verbosity_info()
+    before = logging.is_progress_bar_enabled()
+    try:
+        predictions = iter(predict(str(trained), TEXTS))
+        next(predictions)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, before)
+    finally:
+        logging.set_verbosity_warning()
 
 
 def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
