@@ -130,7 +130,7 @@ class StopRequest:
         before, self._asked_at = self._asked_at, self._clock()
         again = before is not None and self._asked_at - before <= AGAIN_SECONDS
         if self._activity is None:
-            if again:
+            if again and (self._own_process or number == signal.SIGINT):
                 self._leave_start_up()
         elif number != signal.SIGINT:
             self._say(f"[STOP] {signal.Signals(number).name}: {_ANSWERS[self._activity]}")

@@ -264,6 +264,19 @@ def test_in_a_process_of_its_caller_a_start_up_is_interrupted_and_never_left(mon
         until_heard(said, "never")
 
 
+def test_in_a_process_of_its_caller_a_second_sigterm_is_only_noted() -> None:
+    """As a cluster or a service manager sends it; its caller minds Ctrl-C alone."""
+    said: list[str] = []
+    with pytest.raises(StoppedError, match="SIGTERM"), stop_on_signals(said.append, own_process=False):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            until_heard(said, "stopping; no step is done yet")
+    assert not any("Ctrl-C" in line or "stopped:" in line for line in said)
+
+
 def test_a_closed_terminal_is_a_stop_and_nohup_stays_deaf() -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
