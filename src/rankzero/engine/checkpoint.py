@@ -154,10 +154,13 @@ def generator_states() -> dict[str, Any]:
 def generators_kept() -> Iterator[None]:
     """This process's random generators are after the block as they were before it, whatever it seeds and draws."""
     before = generator_states()
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []  # a seed is one of all
     try:
         yield
     finally:
         _restore_rng(before)
+        if of_gpus:
+            torch.cuda.set_rng_state_all(of_gpus)
 
 
 def _restore_rng(state: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rankzero.engine.checkpoint import generators_kept
 from rankzero.engine.worker import hold, run
 from rankzero.run_dir import lease as leases
 from rankzero.run_dir.lease import Lease
@@ -31,6 +32,23 @@ def test_a_run_in_its_callers_process_leaves_the_random_generators_alone(tmp_pat
     draws()
     run(spec, RunOptions(log_level="WARNING"), own_process=False)
     assert draws() == wanted
+
+
+def test_generators_of_every_gpu_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run seeds those of all GPUs, not of its own alone."""
+    states = [torch.tensor([number], dtype=torch.uint8) for number in range(3)]
+
+    def set_all(given: list[torch.Tensor]) -> None:
+        states[:] = given
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[0])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: states.__setitem__(0, state))
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states))
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", set_all)
+    with generators_kept():
+        states[:] = [torch.tensor([9], dtype=torch.uint8)] * 3
+    assert [int(state) for state in states] == [0, 1, 2]
 
 
 def test_who_is_watched_is_said(
