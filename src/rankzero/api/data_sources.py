@@ -23,7 +23,7 @@ def sources_of(data: DataSource | Iterable[DataSource]) -> list[SourceSpec]:
     wrong in mappings, UsageError for what is neither a path nor a mapping, as rows are."""
     if isinstance(data, str | os.PathLike | Mapping):
         several: list[object] = [data]
-    elif isinstance(data, Iterable) and not hasattr(data, "__array__"):
+    elif isinstance(data, Iterable) and getattr(data, "ndim", 1) == 1:  # a table's names of columns would be files
         several = list(data)
     else:
         raise _no_source(data, "data")

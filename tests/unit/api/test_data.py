@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,20 @@ def test_columns_and_several_sources(tmp_path: Path) -> None:
     mapped = {"path": str(first), "columns": {"prompt": "q", "completion": "a"}}
     found = rankzero.data.check([mapped, second])
     assert found.ok and found.report.counts.rows == 3
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, np.array])
+def test_files_may_be_in_whatever_holds_several(kind: Callable[[list[str]], Any], tmp_path: Path) -> None:
+    names = [str(write_jsonl(tmp_path / f"{n}.jsonl", chat_rows(n))) for n in (1, 2)]
+    assert rankzero.data.check(kind(names)).report.counts.rows == 3
+
+
+def test_a_column_may_hold_files_and_a_table_is_rows(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="the extra `notebook` is not installed")
+    table = pandas.DataFrame({str(write_jsonl(tmp_path / "rows.jsonl", chat_rows(2))): ["its only row"]})
+    assert rankzero.data.check(pandas.Series(table.columns)).report.counts.rows == 2
+    with pytest.raises(UsageError, match="of type DataFrame, and no path"):
+        rankzero.data.check(table)
 
 
 def test_no_image_root_is_the_directory_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +100,8 @@ def test_a_run_yaml_is_looked_at_by_its_own_rules(tmp_path: Path, tiny: Path) ->
         ([{"text": "a"}], UsageError, "data: this is a row.*in .jsonl"),
         ([["a"], ["b"]], UsageError, r"data\[0\]: it is of type list"),
         (np.zeros((2, 2)), UsageError, "of type ndarray, and no path"),
+        (np.array("r.jsonl"), UsageError, "of type ndarray, and no path"),
+        (np.zeros(1), UsageError, "data: it is of type float64"),
     ],
 )
 def test_what_is_no_data_is_said_by_the_rules_of_a_spec(given: Any, error: type[Exception], words: str) -> None:
