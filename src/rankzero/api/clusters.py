@@ -72,10 +72,10 @@ def submit(
 ) -> ClusterRun:
     """Have a cluster train a run, or continue it there; returns when it is accepted.
 
-    `spec` is a run.yaml or what would stand in one: its relative paths are files here that travel along. `cluster` is a
-    cluster.yaml or a profile's name; None: as $RANKZERO_CLUSTER or ./cluster.yaml says. `replace` ends another run of
-    this name. Raises ConfigError with every problem before anything is sent, AlreadyRunsError, ServiceError, or
-    AccessError.
+    `spec` is a run.yaml or what would stand in one: its relative paths are files here that travel along; what
+    `load_spec` gave has none. `cluster` is a cluster.yaml or a profile's name; None: as $RANKZERO_CLUSTER or
+    ./cluster.yaml says. `replace` ends another run of this name. Raises ConfigError with every problem before anything
+    is sent, AlreadyRunsError, ServiceError, or AccessError.
     """
     from rankzero.api.planning import plan_of, without_effect
     from rankzero.api.python_warnings import warn_of

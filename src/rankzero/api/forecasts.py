@@ -72,7 +72,7 @@ class ClusterForecast:
 
 @places_told()
 def dry_run(
-    spec: RunSpec | SpecSource, overrides: Mapping[str, object] | None = None, *, nproc_per_node: int | None = None
+    spec: SpecSource, overrides: Mapping[str, object] | None = None, *, nproc_per_node: int | None = None
 ) -> Forecast:
     """What a run would take on this machine: steps, passes, memory, disk and, where one of its shape was timed, time.
 
@@ -80,7 +80,7 @@ def dry_run(
     Raises what `train` would raise before it loads them.
     """
     from rankzero.api.python_warnings import doubts_told
-    from rankzero.api.specs import checked, read_again
+    from rankzero.api.specs import checked, read
     from rankzero.api.training import require_same_run
     from rankzero.preflight import EVERYTHING
     from rankzero.spec.process_groups import require_whole_groups
@@ -88,7 +88,7 @@ def dry_run(
 
     processes = process_count(nproc_per_node)
     with doubts_told() as warn:
-        run = checked(read_again(spec, overrides), EVERYTHING, warn=warn)
+        run = checked(read(spec, overrides), EVERYTHING, warn=warn)
         require_same_run(run, RunOptions())
         require_whole_groups(run, processes)
     return forecast_here(run, processes, _silent)

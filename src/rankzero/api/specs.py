@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rankzero.spec.load import Reading
     from rankzero.spec.run_spec import RunSpec
 
-SpecSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
-"""A run.yaml, or what would stand in one."""
+SpecSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | RunSpec"
+"""A run.yaml, what would stand in one, or what `load_spec` gave."""
 
 
 @places_told()
@@ -24,9 +24,9 @@ def load_spec(source: SpecSource, overrides: Mapping[str, object] | None = None)
     """The run spec in a file or a mapping, with `overrides` on top: its name decided, its paths absolute.
 
     Paths in a file are relative to it, others to the working directory. `${NAME}` in a text, wherever it is given, is
-    the environment's; `$${` stands for `${`. What the spec names (data files, the model's
-    directory) is looked at. Raises ConfigError, or the error of the worst finding, with every problem; UsageError
-    where an override names no field.
+    the environment's; `$${` stands for `${`. A spec that was loaded is taken as it is.
+    What the spec names (data files, the model's directory) is looked at. Raises ConfigError, or the error of the worst
+    finding, with every problem; UsageError where an override names no field.
 
     >>> spec = load_spec({"model": {"name": "Qwen/Qwen3-0.6B"}, "data": {"train": "org/rows"}, "lora": {"r": 8}},
     ...                  {"train.max_steps": 10})
@@ -44,31 +44,22 @@ def load_spec(source: SpecSource, overrides: Mapping[str, object] | None = None)
     return checked(read(source, overrides), ("paths",))
 
 
-def read_again(spec: RunSpec | SpecSource, overrides: Mapping[str, object] | None = None) -> Reading[RunSpec]:
-    """As `read`, also of what `load_spec` gave: the same rules hold for it."""
+def read(
+    source: SpecSource, overrides: Mapping[str, object] | None = None, *, for_pods: bool = False
+) -> Reading[RunSpec]:
+    """As `load_spec`, with what is wrong in the result, and paths as they were written. Raises ConfigError for a file
+    that cannot be read at all."""
+    from rankzero.spec.load import Setting, read_run_spec
     from rankzero.spec.run_spec import RunSpec
 
-    if isinstance(spec, RunSpec):
-        return read(spec.model_dump(mode="json"), overrides, expanded=True)
-    return read(spec, overrides)
-
-
-def read(
-    source: SpecSource,
-    overrides: Mapping[str, object] | None = None,
-    *,
-    for_pods: bool = False,
-    expanded: bool = False,
-) -> Reading[RunSpec]:
-    """As `load_spec`, with what is wrong in the result, and paths as they were written. `expanded`: a `${` in a mapping
-    is there because it was written `$${`. Raises ConfigError for a file that cannot be read at all."""
-    from rankzero.spec.load import Setting, read_run_spec
-
     require_kind(overrides, (Mapping, type(None)), "overrides", "give a mapping: {'train.max_steps': 100}")
+    was_loaded = isinstance(source, RunSpec)  # a ${ in it is there because it was written $${
+    if isinstance(source, RunSpec):
+        source = source.model_dump(mode="json")
     require_kind(source, (str, os.PathLike, Mapping), "spec", "give a run.yaml, or a mapping of what stands in one")
     settings = [Setting(name, value, "overrides", has_variables=True) for name, value in (overrides or {}).items()]
     if isinstance(source, Mapping):
-        given = [Setting(str(name), value, "spec", has_variables=not expanded) for name, value in source.items()]
+        given = [Setting(str(name), value, "spec", has_variables=not was_loaded) for name, value in source.items()]
         settings = [*given, *settings]
         return read_run_spec(None, settings, env=os.environ, for_pods=for_pods)
     return read_run_spec(place(source), settings, env=os.environ, for_pods=for_pods)

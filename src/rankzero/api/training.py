@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @places_told()
 def train(
-    spec: RunSpec | SpecSource,
+    spec: SpecSource,
     overrides: Mapping[str, object] | None = None,
     *,
     nproc_per_node: int | None = None,
@@ -46,7 +46,7 @@ def train(
     """
     from rankzero.api.python_warnings import doubts_told
     from rankzero.api.runs import Run
-    from rankzero.api.specs import checked, read_again
+    from rankzero.api.specs import checked, read
     from rankzero.errors import UsageError
     from rankzero.preflight import EVERYTHING
 
@@ -55,7 +55,7 @@ def train(
         hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
     with doubts_told() as warn:
-        resolved = settled_elsewhere(checked(read_again(spec, overrides), EVERYTHING, warn=warn))
+        resolved = settled_elsewhere(checked(read(spec, overrides), EVERYTHING, warn=warn))
         chosen = options or RunOptions()
         require_startable(resolved, chosen, processes)
     run_to_end(resolved, chosen, processes, max_restarts, in_process=in_process, own_process=False)

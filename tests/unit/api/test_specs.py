@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import rankzero
+from rankzero.api.planning import plan_of
 from rankzero.spec.run_spec import RunSpec
 from tests.support.paper_model import paper_model
 
@@ -49,3 +50,19 @@ def test_what_was_loaded_is_not_read_for_variables_again(
     rankzero.dry_run(loaded)
     rankzero.dry_run(loaded, {"output_dir": "${SCRATCH}"})
     assert [one.output_dir for one in seen] == [loaded.output_dir, loaded.output_dir, str(tmp_path / "scratch")]
+    again = rankzero.load_spec(loaded, {"lora.r": 8})
+    assert (again.output_dir, again.lora and again.lora.r) == (loaded.output_dir, 8)
+
+
+def test_what_was_loaded_can_be_sent_where_its_places_are(spec: dict[str, Any], tmp_path: Path) -> None:
+    """A cluster's machines may have this one's volumes at the same places; where they do not, that is said."""
+    told = {"train": "org/rows", "chat_template_kwargs": {"said": "$${SCRATCH}"}}
+    loaded = rankzero.load_spec({**spec, "data": told})
+    Path("cluster.yaml").write_text("kind: slurm\ngpu: false\n", encoding="utf-8")
+    there = {"storage.outputs": {"mount": str(tmp_path), "host_path": str(tmp_path)}}
+    sent = plan_of(loaded, cluster_overrides=there).run
+    assert sent.data.chat_template_kwargs == {"said": "${SCRATCH}"}
+    assert (sent.model.name, sent.output_dir) == (loaded.model.name, loaded.output_dir)
+    Path("cluster.yaml").write_text("kind: docker\ngpu: false\nimage: x\n", encoding="utf-8")
+    with pytest.raises(rankzero.ConfigError, match=r"model.name: .*nothing at"):
+        plan_of(loaded)
