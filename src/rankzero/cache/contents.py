@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero.cache.kinds import KINDS
-from rankzero.cache.uses import used_in
+from rankzero.cache.uses import USES, used_in
 
+TRASH = ".trash"
+"""Of the cache, or of a kind on a volume of its own: where pruning moves what it removes."""
 _BESIDES = re.compile(r"\.tmp-(?P<staged>.+)-[0-9a-f]{32}|(?P<plain>.+?)(?:\.commit)?(?:\.lock|\.partial)")
 """Names of what stands beside an entry while it is being made: its lock, its parts, its staged form."""
 
@@ -38,7 +40,9 @@ def entries(root: Path) -> list[Entry]:
         directory = root / kind
         if directory.is_symlink() or not directory.is_dir():
             continue  # a link is somebody's own, to a place that is not this cache
-        groups = {"": [directory]} if about.whole else _groups(directory)
+        groups = _groups(directory)
+        if about.whole and groups:
+            groups = {"": [directory]}
         for name, paths in sorted(groups.items()):
             files = [status for path in paths for status in _files(path)]
             size = sum(status.st_size for status in files)
@@ -52,14 +56,14 @@ def unknown(root: Path) -> list[str]:
     """Names in the cache that are of no kind: not ours, and never touched."""
     if not root.is_dir():
         return []
-    known = {*KINDS, ".uses", ".trash"}
+    known = {*KINDS, USES, TRASH}
     return sorted(path.name for path in root.iterdir() if path.name not in known or path.is_symlink())
 
 
 def _groups(directory: Path) -> dict[str, list[Path]]:
     """What lies in a kind's directory, by the entry that it belongs to."""
     groups: dict[str, list[Path]] = {}
-    for path in sorted(directory.iterdir()):
+    for path in sorted(path for path in directory.iterdir() if path.name != TRASH):
         besides = _BESIDES.fullmatch(path.name)
         name = path.name if besides is None else besides["staged"] or besides["plain"]
         groups.setdefault(name, []).append(path)

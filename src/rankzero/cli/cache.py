@@ -96,14 +96,16 @@ def prune(
             kind: _facts([one for one in done.gone if one.kind == kind]) for kind in {one.kind for one in done.gone}
         }
         kept = [{"kind": one.kind, "name": one.name, "used_by": one.used_by} for one in done.in_use]
-        typer.echo(json.dumps({"bytes": done.bytes, "gone": gone, "in_use": kept, "dry_run": dry_run}, indent=2))
+        stays = [{"kind": one.kind, "name": one.name, "why": why} for one, why in done.stays]
+        facts = {"bytes": done.bytes, "gone": gone, "in_use": kept, "stays": stays, "dry_run": dry_run}
+        typer.echo(json.dumps(facts, indent=2))
         return
     for kind in KINDS:
         those = [entry for entry in done.gone if entry.kind == kind]
         if those:
             typer.echo(f"{'would go' if dry_run else 'gone'}  {_line(kind, those)}")
-    for entry in done.in_use:
-        typer.echo(f"stays  {entry.kind}/{entry.name}: used by {entry.used_by}")
+    for entry, why in (*((one, f"used by {one.used_by}") for one in done.in_use), *done.stays):
+        typer.echo(f"stays  {entry.kind}/{entry.name}: {why}")
     typer.echo(f"{in_bytes(done.bytes)} {'would be' if dry_run else 'are'} free")
 
 

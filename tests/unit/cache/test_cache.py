@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from rankzero.cache.uses import release, use
 from rankzero.errors import StorageError
 from tests.support.cli import Cli
 from tests.support.tiny import chat_rows, write_jsonl
+from tests.support.unreadable import close
 
 SRC = Path(__file__).parents[3] / "src" / "rankzero"
 DAY = 86400.0
@@ -214,6 +216,68 @@ def test_without_locks_nothing_goes(own_cache: Path, monkeypatch: pytest.MonkeyP
         prune(own_cache, older_than=0.0)
     monkeypatch.undo()
     assert (own_cache / "downloads/abc/data").is_file()
+
+
+def test_what_another_user_made_stays_and_the_rest_goes(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    for name in ("theirs", "mine"):
+        put(own_cache, f"downloads/{name}/data", days=40)
+    put(own_cache, f".trash/{'0' * 32}/data")  # of a call that was killed
+    rename = Path.rename
+
+    def theirs_is_refused(path: Path, target: Path) -> Path:
+        if path.name == "theirs":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", theirs_is_refused)
+    done = cli("cache prune --older-than 30d")
+    assert done.code == 0 and "stays  downloads/theirs: another user's" in done.out, done.err
+    assert "100 B are free" in done.out and names(own_cache) == {"downloads/theirs"}
+    assert list(own_cache.glob(".trash/*")) == []
+
+
+def test_what_could_not_be_removed_is_not_moved(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of another user within one that everybody may write."""
+    put(own_cache, "downloads/abc/theirs/data")
+    close(monkeypatch, own_cache / "downloads/abc/theirs")
+    [(entry, why)] = prune(own_cache, older_than=0.0).stays
+    assert (entry.name, why) == ("abc", "another user's") and names(own_cache) == {"downloads/abc"}
+
+
+@pytest.mark.parametrize("name", ["models/abc/weights", "images/ab/abcd"])
+def test_a_kind_on_a_volume_of_its_own(own_cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    put(own_cache, name)
+    put(own_cache, "downloads/abc/data")
+    mount = own_cache / name.split("/")[0]
+    rename = Path.rename
+
+    def from_mount(path: Path, target: Path) -> Path:
+        if path == mount:
+            raise OSError(16, "Device or resource busy", str(path))
+        if (mount in path.parents) != (mount in target.parents):
+            raise OSError(18, "Invalid cross-device link", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", from_mount)
+    assert len(prune(own_cache, older_than=0.0).gone) == 2
+    assert mount.is_dir() and names(own_cache) == set() and not list(own_cache.rglob(".trash/*"))
+
+
+def test_two_calls_at_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has come to its end when the other begins to remove, or in the middle of it."""
+    put(own_cache, "downloads/abc/data")
+    remove = shutil.rmtree
+
+    def others_first(path: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        assert prune(own_cache, older_than=0.0).gone == ()
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", others_first)
+    assert len(prune(own_cache, older_than=0.0).gone) == 1
+    assert not list(own_cache.glob(".trash/*"))
 
 
 def test_rows_that_are_open_stay_and_pruned_ones_are_made_again(own_cache: Path, tmp_path: Path) -> None:
