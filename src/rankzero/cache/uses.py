@@ -2,8 +2,9 @@
 
 A process has one file in `.uses/`, locked for as long as it or a child that it forked lives; the kernel lets go of it
 however they end. In it stands what they use, a line each. Using and pruning exclude each other by the lock of
-`.uses/lock`, which pruning holds only while it looks and renames. Where the cache cannot be written, or its volume has
-no locks, nothing is noted; pruning needs both, so nothing is pruned there either.
+`.uses/lock`, which pruning holds only while it looks and renames. Who can read the cache and not write it, as another
+user, holds a lock of `.uses/readers` instead: then all is used. Where the volume has no locks nothing is noted, and
+nothing is pruned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from rankzero.machine import cache_root
 
 USES = ".uses"
-_LOCK = "lock"
+_LOCK, _READERS = "lock", "readers"
 _SUFFIX, _EVERYTHING, _NEW = ".use", ".all.use", ".new"
 
 
@@ -32,6 +33,11 @@ class _Lease:
     path: Path
     file: int
     noted: set[str] = field(default_factory=set)
+    is_of_all: bool = False
+    """Not its own file, but a lock by which all is used."""
+
+    def has(self, name: str) -> bool:
+        return self.is_of_all or name in self.noted
 
 
 _leases: dict[Path, _Lease] = {}
@@ -57,10 +63,11 @@ def use(path: Path) -> None:
         return
     with suppress(OSError), _one_at_a_time:
         lease = _leases.get(root)
-        if lease is None or name not in lease.noted:
+        if lease is None or not lease.has(name):
             with _locked(root, fcntl.LOCK_SH):
                 lease = lease or _leases.setdefault(root, _begin(root))
-                _note(lease, name)
+                if not lease.is_of_all:
+                    _note(lease, name)
         os.utime(path, follow_symlinks=False)  # its last use; not there yet, or another user's: no matter
 
 
@@ -95,7 +102,25 @@ def used_in(root: Path) -> dict[str, str]:
                 path.unlink()
         finally:
             os.close(file)
+    if _is_read(root):
+        found[""] = "a process that may not write the cache"
     return found
+
+
+def _is_read(root: Path) -> bool:
+    """Whether somebody uses the cache who could not say what of it."""
+    try:
+        file = os.open(root / USES / _READERS, os.O_RDWR | os.O_NOFOLLOW)
+    except (FileNotFoundError, PermissionError):  # who may not write it prunes nothing
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # else there are no locks, and nothing is pruned
+    else:
+        return False
+    finally:
+        os.close(file)
 
 
 @contextmanager
@@ -112,17 +137,26 @@ def _locked(root: Path, how: int) -> Iterator[None]:
     directory, lock = root / USES, root / USES / _LOCK
     if not lock.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        lock.touch()
-        with suppress(OSError):  # another user was faster
-            mode = root.stat().st_mode & 0o7777  # who may write the cache may note that they use it
-            directory.chmod(mode)
-            lock.chmod(mode & 0o666)
-    file = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+        _make(lock, root)
+    if not (directory / _READERS).exists():
+        with suppress(PermissionError):  # who may write the cache makes it
+            _make(directory / _READERS, root)
+    # on NFS, to keep others out takes a file that may be written
+    file = os.open(lock, (os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR) | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, how)
         yield
     finally:
         os.close(file)
+
+
+def _make(lock: Path, root: Path) -> None:
+    """A file for everybody who may use the cache."""
+    lock.touch()
+    with suppress(OSError):  # another user was faster
+        mode = root.stat().st_mode & 0o7777  # who may write the cache may note that they use it
+        lock.parent.chmod(mode)
+        lock.chmod(mode & 0o666)
 
 
 def _note(lease: _Lease, name: str) -> None:
@@ -137,7 +171,22 @@ def _note(lease: _Lease, name: str) -> None:
 
 
 def _begin(root: Path) -> _Lease:
-    """Make this process's file. It gets its name when it is locked: unlocked it would be one of the dead's."""
+    """This process's file; where none can be made, a lock by which all is used."""
+    try:
+        return _begin_own(root)
+    except OSError:
+        path = root / USES / _READERS
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            os.close(file)
+            raise
+        return _Lease(path, file, is_of_all=True)
+
+
+def _begin_own(root: Path) -> _Lease:
+    """It gets its name when it is locked: unlocked it would be one of the dead's."""
     host = socket.gethostname()
     path = root / USES / f"{host}-{os.getpid()}-{uuid.uuid4().hex}{_SUFFIX}"
     unseen = path.with_suffix(_NEW)

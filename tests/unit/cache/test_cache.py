@@ -168,6 +168,27 @@ def test_who_may_write_the_cache_may_use_it(own_cache: Path) -> None:
     assert (own_cache / ".uses/lock").stat().st_mode & 0o777 == 0o664
 
 
+def test_who_can_only_read_the_cache_keeps_everything(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of another user: it cannot write down what it uses."""
+    put(own_cache, "downloads/abc/data")
+    assert prune(own_cache, older_than=DAY).gone == ()
+    opened = os.open
+
+    def only_read(path: Any, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", only_read)
+        use(own_cache / "downloads/abc")
+        use(own_cache / "images")
+    done = prune(own_cache, older_than=0.0)
+    assert done.gone == () and [one.used_by for one in done.in_use] == ["a process that may not write the cache"]
+    release()
+    assert len(prune(own_cache, older_than=0.0).gone) == 1
+
+
 def test_who_only_looks_takes_nothing_from_those_who_begin(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has its name is locked: nobody takes it for one of a process that is gone."""
     from rankzero.cache import uses
