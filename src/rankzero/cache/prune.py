@@ -6,9 +6,10 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankzero.cache.contents import TRASH, Entry, entries
@@ -26,6 +27,8 @@ class Pruned:
     """Would have gone, but for who uses them."""
     stays: tuple[tuple[Entry, str], ...] = ()
     """Would have gone, but for something else, in words."""
+    linked: tuple[str, ...] = ()
+    """Kinds whose directory is a link: what it leads to is not counted, and stays."""
 
     @property
     def bytes(self) -> int:
@@ -52,28 +55,37 @@ def prune(
         return Pruned()
     with place_given_by("the variable RANKZERO_CACHE"), storage_errors(root):
         if dry_run:
-            return _chosen(entries(root), older_than, keep, kinds)
+            return _chosen(root, older_than, keep, kinds)
         _empty_trash(root)
         try:
             with nobody_begins(root):
-                return _moved(root, _chosen(entries(root), older_than, keep, kinds))
+                return _moved(root, _chosen(root, older_than, keep, kinds))
         finally:
             _empty_trash(root)
 
 
 def _moved(root: Path, chosen: Pruned) -> Pruned:
     """What has gone to the trash of what was chosen."""
-    call, gone, stays = uuid.uuid4().hex, [], list(chosen.stays)
+    call, gone, stays, refused = uuid.uuid4().hex, [], list(chosen.stays), set()
     for entry in chosen.gone:
+        after = KINDS[entry.kind].after
+        if after in refused:
+            stays.append((entry, _named_by(after)))
+            continue
         try:
             _move(root, entry, call)
         except OSError as error:
+            refused.add(entry.kind)
             stays.append(
                 (entry, "another user's" if isinstance(error, PermissionError) else error.strerror or str(error))
             )
         else:
             gone.append(entry)
-    return Pruned(tuple(gone), chosen.in_use, tuple(stays))
+    return replace(chosen, gone=tuple(gone), stays=tuple(stays))
+
+
+def _named_by(kind: str | None) -> str:
+    return f"what stays of {kind} names files of it"
 
 
 def _move(root: Path, entry: Entry, call: str) -> None:
@@ -132,24 +144,33 @@ def _remove(path: Path) -> None:
                 path.unlink()
 
 
-def _chosen(
-    found: Iterable[Entry], older_than: float | None, keep: int | None, kinds: Collection[str] | None
-) -> Pruned:
-    """The oldest first."""
+def _chosen(root: Path, older_than: float | None, keep: int | None, kinds: Collection[str] | None) -> Pruned:
+    """The oldest first; one whose files a kind's entries name after the last of these."""
+    found = entries(root)
+    linked = [kind for kind in KINDS if (root / kind).is_symlink()]
+    there, newest = Counter(linked), dict.fromkeys(KINDS, 0.0)
+    for entry in found:
+        there[entry.kind] += 1
+        newest[entry.kind] = max(newest[entry.kind], entry.last_use)
+
+    def turn(entry: Entry) -> tuple[float, bool]:
+        after = KINDS[entry.kind].after
+        return max(entry.last_use, newest[after] if after else 0.0), after is not None
+
     open_ = [one for one in found if KINDS[one.kind].prunable and (kinds is None or one.kind in kinds)]
-    open_.sort(key=lambda entry: entry.last_use)
     left, before = sum(entry.bytes for entry in open_), time.time() - (older_than or 0.0)
-    wanted = []
-    for entry in open_:
-        if (older_than is not None and entry.last_use <= before) or (keep is not None and left > keep):
-            wanted.append(entry)
-            if not entry.used_by:
-                left -= entry.bytes
-    gone = [entry for entry in wanted if not entry.used_by]
-    stays = {entry.kind for entry in found} - {kind for kind in KINDS if _is_all_gone(kind, found, gone)}
-    gone = [entry for entry in gone if KINDS[entry.kind].after not in stays]
-    return Pruned(tuple(gone), tuple(entry for entry in wanted if entry.used_by))
-
-
-def _is_all_gone(kind: str, found: Iterable[Entry], gone: list[Entry]) -> bool:
-    return all(entry in gone for entry in found if entry.kind == kind)
+    gone, in_use, stays = [], [], []
+    for entry in sorted(open_, key=turn):
+        is_old, after = older_than is not None and entry.last_use <= before, KINDS[entry.kind].after
+        if not is_old and (keep is None or left <= keep):
+            continue
+        if entry.used_by:
+            in_use.append(entry)
+        elif after and there[after]:
+            stays.append((entry, _named_by(after)))
+        else:
+            gone.append(entry)
+            there[entry.kind] -= 1
+            left -= entry.bytes
+    linked = [kind for kind in linked if kinds is None or kind in kinds]
+    return Pruned(tuple(gone), tuple(in_use), tuple(stays), tuple(linked))

@@ -97,8 +97,8 @@ def prune(
         }
         kept = [{"kind": one.kind, "name": one.name, "used_by": one.used_by} for one in done.in_use]
         stays = [{"kind": one.kind, "name": one.name, "why": why} for one, why in done.stays]
-        facts = {"bytes": done.bytes, "gone": gone, "in_use": kept, "stays": stays, "dry_run": dry_run}
-        typer.echo(json.dumps(facts, indent=2))
+        facts = {"bytes": done.bytes, "gone": gone, "in_use": kept, "stays": stays, "linked": done.linked}
+        typer.echo(json.dumps({**facts, "dry_run": dry_run}, indent=2))
         return
     for kind in KINDS:
         those = [entry for entry in done.gone if entry.kind == kind]
@@ -106,6 +106,8 @@ def prune(
             typer.echo(f"{'would go' if dry_run else 'gone'}  {_line(kind, those)}")
     for entry, why in (*((one, f"used by {one.used_by}") for one in done.in_use), *done.stays):
         typer.echo(f"stays  {entry.kind}/{entry.name}: {why}")
+    for kind in done.linked:
+        typer.echo(f"stays  {kind}: a link, and what it leads to is not counted")
     typer.echo(f"{in_bytes(done.bytes)} {'would be' if dry_run else 'are'} free")
 
 

@@ -94,6 +94,32 @@ def test_what_one_of_a_kind_needs_of_another_outlives_it(own_cache: Path) -> Non
     assert names(own_cache) == {"prepared/r.json"}
 
 
+def test_what_has_to_stay_makes_no_room(own_cache: Path) -> None:
+    """Images are the oldest, and are named by rows: these make room first, and by what is left of them it is said."""
+    put(own_cache, "images/ab/abcd", 1000, days=50)
+    for days in (1, 2):
+        put(own_cache, f"tokenized/d{days}/rows.arrow", 100, days)
+    assert [one.name for one in prune(own_cache, keep=1100).gone] == ["d2"]
+    use(own_cache / "tokenized/d1")
+    age(own_cache, 1, own_cache / "tokenized/d1")
+    done = prune(own_cache, keep=500)
+    assert done.gone == () and [one.name for one in done.in_use] == ["d1"]
+    assert [(one.kind, why) for one, why in done.stays] == [("images", "what stays of tokenized names files of it")]
+    release()
+    assert len(prune(own_cache, keep=0, dry_run=True).gone) == 2
+
+
+def test_a_kind_that_is_a_link_is_said_and_its_rows_keep_their_images(
+    own_cache: Path, tmp_path: Path, cli: Cli
+) -> None:
+    put(tmp_path / "elsewhere", "abc/rows.arrow", days=50)
+    put(own_cache, "images/ab/abcd", days=50)
+    (own_cache / "tokenized").symlink_to(tmp_path / "elsewhere")
+    done = cli("cache prune --keep 0GB")
+    assert done.code == 0 and "stays  tokenized: a link" in done.out and "stays  images/: what stays of tok" in done.out
+    assert json.loads(cli("cache prune images --keep 0GB --json").out)["stays"][0]["kind"] == "images"
+
+
 def test_links_are_not_followed(own_cache: Path, tmp_path: Path) -> None:
     elsewhere = put(tmp_path / "elsewhere", "weights.bin", 10**6)
     own_cache.mkdir()
@@ -243,7 +269,8 @@ def test_what_another_user_made_stays_and_the_rest_goes(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     for name in ("theirs", "mine"):
-        put(own_cache, f"downloads/{name}/data", days=40)
+        put(own_cache, f"tokenized/{name}/rows.arrow", days=40)
+    put(own_cache, "images/ab/abcd", days=40)  # which they name
     put(own_cache, f".trash/{'0' * 32}/data")  # of a call that was killed
     rename = Path.rename
 
@@ -254,8 +281,8 @@ def test_what_another_user_made_stays_and_the_rest_goes(
 
     monkeypatch.setattr(Path, "rename", theirs_is_refused)
     done = cli("cache prune --older-than 30d")
-    assert done.code == 0 and "stays  downloads/theirs: another user's" in done.out, done.err
-    assert "100 B are free" in done.out and names(own_cache) == {"downloads/theirs"}
+    assert done.code == 0 and "stays  tokenized/theirs: another user's" in done.out, done.err
+    assert "100 B are free" in done.out and names(own_cache) == {"tokenized/theirs", "images/"}
     assert list(own_cache.glob(".trash/*")) == []
 
 
