@@ -18,6 +18,7 @@ from rankzero.errors import DataError, Problem, StorageError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.engine.held_out import Row
+    from rankzero.run_dir.paths import RunDir
     from rankzero.run_dir.result import Result
     from rankzero.spec.run_spec import SourceSpec
     from rankzero.spec.tasks import ModelUse
@@ -50,7 +51,10 @@ class Listener:
     tick: Callable[[int, int], None] = lambda _done, _all: None
     """How many answers there are, of how many."""
     answered: Callable[[Mapping[str, Sequence[Row]]], None] = lambda _rows: None
-    """After each data set, every question and answer till then: before any is graded, which may fail."""
+    """After each data set, every question and answer till then: before any is graded, which may fail. And with grades,
+    before any task is asked."""
+    measured: Callable[[Evaluation], None] = lambda _found: None
+    """Scores of own rows, before they are graded and before tasks are asked: either may fail."""
     tell: Tell = warn
 
 
@@ -109,7 +113,8 @@ def evaluate(
     nothing is kept.
 
     `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
-    measured in eval.json, for its page. `listener` hears of it while it goes on.
+    measured in eval.json, for its page: scores of own rows before they are graded and before tasks are asked, since
+    either may fail. `listener` hears of it while it goes on.
 
     Raises DataError for rows that are no questions, are longer than the model takes, or have nothing to compare with
     and no judge; ConfigError where there is no result, its base is not the one that was trained on, or no such task;
@@ -132,7 +137,8 @@ def evaluate(
     listener.tell(result.changed)
     require_engine()
     from rankzero.engine.console import logger
-    from rankzero.model.source import is_trained_base, locate, require_trained_base, weights_fingerprint
+    from rankzero.model.source import is_trained_base, locate, require_trained_base
+    from rankzero.run_dir.paths import RunDir
 
     is_known = True
     for one in (result, before):
@@ -142,16 +148,17 @@ def evaluate(
             require_trained_base(one.model, one.trained_on)
         elif not is_trained_base(locate(one.model), one.trained_on):  # another one is said as it is loaded
             is_known = False
-    found = _measured(result, before, several, tasks, judge, max_new_tokens, listener)
+    keep = _keeper(None if run is None or not is_known else RunDir(run), before, tasks)
     if run is not None and not is_known:
         words = "the base that was named is not known to be the one that was trained on"
         logger.warning("[RESULT] the run does not keep what was measured: %s", words)
-    elif run is not None:
-        asked = {}
-        if before is not None:
-            base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None
-            asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=base_code)}
-        _keep(run, found, tasks, asked)
+
+    def so_far(found: Evaluation) -> None:
+        keep(found)
+        listener.measured(found)
+
+    found = _measured(result, before, several, tasks, judge, max_new_tokens, replace(listener, measured=so_far))
+    keep(found)
     return found
 
 
@@ -206,16 +213,22 @@ def _measured(
             )
             done += len(prompts) * len(voices)
             listener.answered(rows)
-        if judging is not None:
+
+        def scores() -> Evaluation:
+            facts = {name: about(one, max_new_tokens=max_new_tokens, judge=judging) for name, one in rows.items()}
+            sets = {name: {"path": paths[name], **facts[name], **summed_up(one)} for name, one in rows.items()}
+            return Evaluation(sets, {}, rows)
+
+        if judging is not None and rows:
+            listener.measured(scores())
             rows = {name: graded(asked, judging) for name, asked in rows.items()}
-    sets = {
-        name: {"path": paths[name], **about(asked, max_new_tokens=max_new_tokens, judge=judging), **summed_up(asked)}
-        for name, asked in rows.items()
-    }
-    by_task: dict[str, dict[str, dict[str, float]]] = {}
-    if tasks is not None:
-        by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
-    return Evaluation(sets, by_task, rows)
+            listener.answered(rows)
+    if tasks is None:
+        return scores()
+    if rows:
+        listener.measured(scores())
+    by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
+    return replace(scores(), tasks=by_task)
 
 
 def _require_answers(sets: Sequence[tuple[str, Sequence[object]]], hint: str) -> None:
@@ -243,18 +256,42 @@ def _whole_path(path: str) -> str:
     return os.path.abspath(path) if local else path
 
 
-def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, str]) -> None:
-    """In eval.json, beside what was measured on other sets and tasks before. `asked`: which base was. A run that cannot
-    be written, as somebody else's, does not keep it."""
+def _keeper(run_dir: RunDir | None, before: Result | None, tasks: TaskSpec | None) -> Callable[[Evaluation], None]:
+    """Keeps in eval.json what was measured, beside what was on other sets and tasks before. A run that cannot be
+    written, as somebody else's, does not keep it, which is said once."""
     from rankzero.engine.console import logger
+    from rankzero.model.source import locate, weights_fingerprint
+
+    if run_dir is None:
+        return lambda _found: None
+    asked = {}
+    if before is not None:
+        base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None
+        asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=base_code)}
+    refused = False
+
+    def keep(found: Evaluation) -> None:
+        nonlocal refused
+        if refused:
+            return
+        try:
+            _keep(run_dir, found, tasks, asked)
+        except StorageError as error:
+            refused = True
+            place = run_dir.evaluation
+            logger.warning("[RESULT] the run does not keep what was measured: %s: %s", place, error.problems[0].what)
+
+    return keep
+
+
+def _keep(run_dir: RunDir, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, str]) -> None:
+    """`asked`: which base was. Raises StorageError."""
     from rankzero.run_dir.atomic import write_json
     from rankzero.run_dir.evaluation import BASE_MODEL, of_this_base, together
-    from rankzero.run_dir.paths import RunDir
     from rankzero.run_dir.setting import about_result
 
-    path = RunDir(run).evaluation
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(run_dir.evaluation.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         kept = {}
     new = found.to_json()
@@ -262,8 +299,5 @@ def _keep(run: Path, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[s
         directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
         how = {"limit": tasks.limit, "directory": directory}
         new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
-    kept = of_this_base(kept if isinstance(kept, dict) else {}, {**about_result(RunDir(run)), **asked})
-    try:
-        write_json(path, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})
-    except StorageError as error:
-        logger.warning("[RESULT] the run does not keep what was measured: %s: %s", path, error.problems[0].what)
+    kept = of_this_base(kept if isinstance(kept, dict) else {}, {**about_result(run_dir), **asked})
+    write_json(run_dir.evaluation, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})

@@ -84,18 +84,29 @@ def evaluate(
     if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end
         listener = replace(listener, answered=partial(_write_answers, answers))
     shape = {"format": row_format, "columns": column_map(columns), "header": "auto" if header is None else header}
-    found = measure(
-        target,
-        [{"path": path, **shape} for path in data or ()],
-        tasks=TaskSpec(task, task_dir, limit, batch_size) if task else None,
-        judge=JudgeSpec(judge, judge_model) if judge and judge_model else None,
-        max_new_tokens=max_new_tokens,
-        base=base,
-        model=model,
-        listener=listener,
-    )
+    so_far: list[Evaluation] = []
+    listener = replace(listener, measured=so_far.append)
+    try:
+        found = measure(
+            target,
+            [{"path": path, **shape} for path in data or ()],
+            tasks=TaskSpec(task, task_dir, limit, batch_size) if task else None,
+            judge=JudgeSpec(judge, judge_model) if judge and judge_model else None,
+            max_new_tokens=max_new_tokens,
+            base=base,
+            model=model,
+            listener=listener,
+        )
+    except BaseException:  # what was measured before it is told, too
+        if so_far:
+            _tell(so_far[-1], as_json=as_json)
+        raise
     if answers is not None:
         _write_answers(answers, found.rows)
+    _tell(found, as_json=as_json)
+
+
+def _tell(found: Evaluation, *, as_json: bool) -> None:
     typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else str(found))
     _tell_what_is_missing(found)
 

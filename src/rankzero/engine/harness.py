@@ -9,7 +9,7 @@ from typing import Any
 
 from rankzero.engine.chat import Voice
 from rankzero.engine.console import results_alone_on_stdout
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, ServiceError
 from rankzero.wording import first_line
 
 
@@ -42,8 +42,10 @@ def run_tasks(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Metrics as the harness names them, by task and by who answered. `manager`: what `find_tasks` has found.
 
-    A model with a chat template is asked through it. Raises ConfigError for a task that cannot be asked.
+    A model with a chat template is asked through it. Raises ConfigError for a task that cannot be asked, ServiceError
+    where what it fetches cannot be.
     """
+    import httpx2
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
@@ -69,6 +71,9 @@ def run_tasks(
                 except (FileNotFoundError, ValueError, KeyError) as error:
                     what = f"the harness refuses: {first_line(error)}"
                     raise ConfigError(what, where="--task", hint="see the task's own YAML file") from error
+                except (OSError, httpx2.HTTPError) as error:
+                    what = f"the harness cannot fetch or read what it asks: {first_line(error)}"
+                    raise ServiceError(what, where="--task", hint="is the network reachable from here?") from error
             for task, metrics in results["results"].items():
                 found.setdefault(task, {})[voice.name or "tuned"] = _numbers(metrics)
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankzero.data.prompts import Prompt
 from rankzero.engine.chat import Voice
+from rankzero.engine.console import logger
 from rankzero.engine.judge import BEST, Judge
 from rankzero.engine.references import References
 from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
@@ -26,6 +27,7 @@ from rankzero.model.generate import (
 )
 from rankzero.model.load import stop_token_ids
 from rankzero.run_dir.atomic import file_sha256
+from rankzero.wording import counted
 
 BATCH = 16
 """Answers that are computed together. Of questions of like length, so that little is padding."""
@@ -105,11 +107,21 @@ def ask_all(
 
 
 def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
-    """The same with a judge's grades. Raises what the judge raises."""
-    return [
-        replace(row, grades={name: _grade(judge, row.prompt, found) for name, found in row.replies.items()})
-        for row in rows
+    """The same with a judge's grades; what it refuses has none, which is said. Raises what the judge raises."""
+    refused: list[str] = []
+
+    def grade(prompt: Prompt, found: Reply) -> float | None:
+        given = judge.grade(prompt.text, without_reasoning(found.text), prompt.reference)
+        if given.refused:
+            refused.append(f"{prompt.where}: {given.words}")
+        return given.score
+
+    done = [
+        replace(row, grades={name: grade(row.prompt, found) for name, found in row.replies.items()}) for row in rows
     ]
+    if refused:
+        logger.warning("[RESULT] the judge refused %s: %s", counted(len(refused), "answer"), refused[0])
+    return done
 
 
 def summed_up(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -151,10 +163,6 @@ def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> d
 def _speakers(voices: Sequence[Voice]) -> list[Speaker]:
     """Each once: a base may be what its adapter is on."""
     return list({id(voice.speaker): voice.speaker for voice in voices}.values())
-
-
-def _grade(judge: Judge, prompt: Prompt, found: Reply) -> float | None:
-    return judge.grade(prompt.text, without_reasoning(found.text), prompt.reference).score
 
 
 def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Callable[[int], None]) -> list[Reply]:

@@ -24,6 +24,8 @@ TRIES, PAUSE_SECONDS = 4, 2.0
 MOST_PAUSE_SECONDS = 60.0
 """However long a judge that is busy asks to be left alone."""
 TIMEOUT_SECONDS = 120.0
+_OF_ONE_ROW = (400, 413, 422)
+"""What a server that takes others says of one request."""
 _GRADE = r"(\d+(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*10)?"
 """Without a sign, and of no other best grade."""
 _ALONE = re.compile(rf"\s*{_GRADE}\s*\.?\s*")
@@ -47,6 +49,8 @@ class Graded:
 
     score: float | None
     words: str
+    refused: bool = False
+    """It took this question or answer for one that it cannot be asked about: too long, or against its rules."""
 
 
 class Judge:
@@ -79,19 +83,25 @@ class Judge:
         self._http.close()
 
     def grade(self, question: str, answer: str, reference: str | None) -> Graded:
-        """The grade of one answer. Raises AccessError where the key is refused, ServiceError where nobody answers."""
-        parts = [f"<question>\n{question}\n</question>", f"<answer>\n{answer}\n</answer>"]
-        if reference is not None:
-            parts.insert(1, f"<reference>\n{reference}\n</reference>")
-        words = self._ask([{"role": "system", "content": _TASK}, {"role": "user", "content": "\n".join(parts)}])
+        """The grade of one answer; none where the server refuses this one. Raises AccessError where the key is refused,
+        ServiceError where nobody answers."""
+        response = self._ask(question, answer, reference)
+        if response.status_code in _OF_ONE_ROW:
+            return Graded(None, _refusal(response), refused=True)
+        words = _words_of(response, without_secrets(self._url))
         return Graded(score_in(words), words)
 
     def require_answer(self) -> None:
         """Have it grade a made-up answer, before there are any: a key or a model that is wrong is known by it. Raises
-        as `grade` does."""
-        self.grade("What is 1 + 1?", "2", "2")
+        as `grade` does, and ServiceError for a refusal."""
+        _words_of(self._ask("What is 1 + 1?", "2", "2"), without_secrets(self._url))
 
-    def _ask(self, messages: list[dict[str, str]]) -> str:
+    def _ask(self, question: str, answer: str, reference: str | None) -> Any:
+        """What the server has answered, be it a refusal."""
+        parts = [f"<question>\n{question}\n</question>", f"<answer>\n{answer}\n</answer>"]
+        if reference is not None:
+            parts.insert(1, f"<reference>\n{reference}\n</reference>")
+        messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": "\n".join(parts)}]
         where = without_secrets(self._url)
         what, wanted = "", 0.0
         for attempt in range(TRIES):
@@ -103,7 +113,7 @@ class Judge:
                 what, wanted = f"no answer: {error or type(error).__name__}", 0.0
                 continue
             if response.status_code != 429 and response.status_code < 500:
-                return _words_of(response, where)
+                return response
             after = response.headers.get("Retry-After", "")
             what, wanted = f"answered {response.status_code}", float(after) if after.isdigit() else 0.0
         raise ServiceError(f"the judge: {what}, {TRIES} times", where=where, hint="is the server up?")
@@ -137,11 +147,15 @@ def _words_of(response: Any, where: str) -> str:
         hint = f"set {KEY_VARIABLE} to a key that this judge takes"
         raise AccessError(f"the judge answered {response.status_code}", where=where, hint=hint)
     if response.status_code != 200:
-        raise ServiceError(f"the judge answered {response.status_code}: {response.text[:200]}", where=where)
+        raise ServiceError(f"the judge {_refusal(response)}", where=where)
     try:
         return str(json.loads(response.text)["choices"][0]["message"]["content"] or "")
     except (ValueError, KeyError, IndexError, TypeError):
         raise ServiceError("the judge answered with what is no chat completion", where=where) from None
+
+
+def _refusal(response: Any) -> str:
+    return f"answered {response.status_code}: {response.text[:200]}"
 
 
 def score_in(words: str) -> float | None:

@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from httpx2 import ConnectError
 
 from rankzero.engine.chat import Voice
 from rankzero.engine.harness import run_tasks
 from rankzero.engine.setup import to_train
+from rankzero.errors import ServiceError
 from rankzero.model.generate import Speaker
 from rankzero.model.lora import load_adapter
 from rankzero.model.weights import export_final
@@ -92,3 +94,19 @@ def test_every_adapter_is_asked_as_it_is(
     assert run_tasks([voice], ["own"], None, limit=None, batch_size=1) == {"own": {"tuned": {"acc,none": 0.5}}}
     assert asked[0].model is model and torch.equal(logits(model), before)
     assert asked[0].chat_template_args == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach 'allenai/ai2_arc' on the Hub"), ConnectError("no")])
+def test_a_place_that_cannot_be_reached_is_no_fault_of_the_task(
+    error: Exception, asked: list[TyingModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_asked: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["lm_eval"], "simple_evaluate", fail)
+    model = loaded(saved("llama", tmp_path / "base"), spec_of())
+    speaker = Speaker(model, tiny_tokenizer(), None)
+    voice = cast(Voice, SimpleNamespace(speaker=speaker, name="tuned", muted=nullcontext))
+    with pytest.raises(ServiceError, match="the harness cannot fetch"):
+        run_tasks([voice], ["own"], None, limit=None, batch_size=1)
+    assert asked == []

@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,8 +29,8 @@ from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.evaluation import of_the_base, of_this_base, together
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
+from tests.support.judges import StandIn, judging
 from tests.support.pipes import read_pipe
-from tests.support.servers import serving
 from tests.support.tiny import tiny_gpt2, write_jsonl
 
 KEY = "sk-judge-0123456789abcdefghij"
@@ -120,49 +119,10 @@ def test_grades_are_read_or_missing_and_never_guessed(words: str, score: float |
     assert score_in(words) == score
 
 
-class StandIn(BaseHTTPRequestHandler):
-    """A judge that gives 10 where the answer is the reference, else 2; `statuses` come first."""
-
-    statuses: list[int] = []
-    asked: list[dict[str, Any]] = []
-    keys: list[str | None] = []
-    words: str | None = None
-    refuses = ""
-    """A part of the request that is answered with 400, by its name."""
-    fails_after: int | None = None
-    """How many answers come before it answers 500 for good."""
-    retry_after = ""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).asked.append({"path": self.path, **body})
-        type(self).keys.append(self.headers.get("Authorization"))
-        status = self.statuses.pop(0) if self.statuses else 200
-        if self.fails_after is not None and len(self.asked) > self.fails_after:
-            status = 500
-        text = body["messages"][-1]["content"]
-        parts = {name: text.split(f"<{name}>\n")[-1].split(f"\n</{name}>")[0] for name in ("answer", "reference")}
-        words = self.words or json.dumps({"score": 10 if parts["answer"] == parts["reference"] else 2, "reason": "x"})
-        answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}).encode()
-        if self.refuses and self.refuses in body:
-            status, answer = 400, json.dumps({"error": {"message": f"Unsupported value: '{self.refuses}'"}}).encode()
-        self.send_response(status)
-        if self.retry_after:
-            self.send_header("Retry-After", self.retry_after)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_arguments: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
 def judge() -> Iterator[str]:
-    StandIn.statuses, StandIn.asked, StandIn.keys, StandIn.words = [], [], [], None
-    StandIn.refuses, StandIn.fails_after, StandIn.retry_after = "", None, ""
-    with serving(StandIn) as url:
-        yield f"{url}/v1"
+    with judging() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +360,7 @@ def test_a_judge_that_takes_no_temperature_is_asked_without(judge: str) -> None:
     assert ["temperature" in body for body in StandIn.asked] == [True, False, False]
     StandIn.refuses = "messages"
     with Judge(judge, "big", {}, pytest.fail) as asked, pytest.raises(ServiceError, match="400.*Unsupported value"):
-        asked.grade("q", "a", "a")
+        asked.require_answer()
 
 
 class TestNothingIsLost:
@@ -422,12 +382,42 @@ class TestNothingIsLost:
         kept = tmp_path / "answers.jsonl"
         flags = f"--judge {judge} --judge-model big --max-new-tokens 5 --answers {kept}"
         done = cli(f"eval {run} --data {rows} {flags}")
-        assert done.code == 69 and "answered 500" in done.err
+        assert done.code == 69 and "answered 500" in done.err and "exact match" in done.out
+        one = json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
+        assert one["path"] == str(rows) and one["tuned"]["exact_match"] == 1.0 and "judge" not in one["tuned"]
         answers = [json.loads(line) for line in kept.read_text().splitlines()]
         assert [set(answer) >= {"base", "tuned"} for answer in answers] == [True] * 3
         StandIn.fails_after = None
         assert cli(f"eval {run} --data {rows} {flags}").code == 0
         assert all("judge" in json.loads(line)["tuned"] for line in kept.read_text().splitlines())
+        StandIn.fails_after = len(StandIn.asked) + 2
+        assert cli(f"eval {run} --data {rows} --no-base {flags}").code == 69
+        assert "judge" in json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]["base"], "asked the same"
+
+    def test_one_answer_that_the_judge_refuses_has_no_grade(
+        self, run: Path, rows: Path, judge: str, cli: Cli, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As one that is too long for it."""
+        StandIn.statuses = [200, 413, 200, 400]
+        done = cli(f"eval {run} --data {rows} --no-base --judge {judge} --judge-model big --max-new-tokens 5 --json")
+        scores = json.loads(done.out)["sets"]["held.jsonl"]["tuned"]
+        assert done.code == 0 and (scores["judged"], scores["without_grade"]) == (1, 2)
+        assert "refused 2 answers" in caplog.text and "held.jsonl:1: answered 413" in caplog.text
+
+    def test_scores_stay_where_a_task_fails(
+        self, run: Path, rows: Path, judge: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_others: Any, **_more: Any) -> None:
+            raise ServiceError("the harness cannot fetch it")
+
+        monkeypatch.setattr("rankzero.engine.harness.find_tasks", lambda *_others: None)
+        monkeypatch.setattr("rankzero.engine.harness.run_tasks", fail)
+        (run / "eval.json").unlink(missing_ok=True)
+        flags = f"--judge {judge} --judge-model big --max-new-tokens 5 --answers {tmp_path}/a.jsonl --json"
+        done = cli(f"eval {run} --data {rows} --task arc_easy {flags}")
+        scores = json.loads(done.out)["sets"]["held.jsonl"]
+        assert done.code == 69 and scores == json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
+        assert scores["tuned"]["judged"] == 3 and '"judge"' in (tmp_path / "a.jsonl").read_text()
 
     def test_a_run_that_cannot_be_written_keeps_nothing_and_the_scores_are_told(
         self, run: Path, rows: Path, tmp_path: Path, cli: Cli, caplog: pytest.LogCaptureFixture
