@@ -261,6 +261,7 @@ def _keeper(run_dir: RunDir | None, before: Result | None, tasks: TaskSpec | Non
     written, as somebody else's, does not keep it, which is said once."""
     from rankzero.engine.console import logger
     from rankzero.model.source import locate, weights_fingerprint
+    from rankzero.run_dir.intact import weights_of
 
     if run_dir is None:
         return lambda _found: None
@@ -268,24 +269,43 @@ def _keeper(run_dir: RunDir | None, before: Result | None, tasks: TaskSpec | Non
     if before is not None:
         base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None
         asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=base_code)}
-    refused = False
+    weights, is_over = weights_of(run_dir.final), False
 
     def keep(found: Evaluation) -> None:
-        nonlocal refused
-        if refused:
-            return
-        try:
-            _keep(run_dir, found, tasks, asked)
-        except StorageError as error:
-            refused = True
-            place = run_dir.evaluation
-            logger.warning("[RESULT] the run does not keep what was measured: %s: %s", place, error.problems[0].what)
+        nonlocal is_over
+        why = "" if is_over else _why_not_kept(run_dir, found, tasks, asked, weights)
+        if why:
+            logger.warning("[RESULT] the run does not keep what was measured: %s", why)
+        is_over = is_over or bool(why)
 
     return keep
 
 
-def _keep(run_dir: RunDir, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, str]) -> None:
-    """`asked`: which base was. Raises StorageError."""
+def _why_not_kept(
+    run_dir: RunDir, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, str], weights: Mapping[str, Any]
+) -> str:
+    """Keep it, or what it says of the base alone where the result has other `weights` by now; says so then. `asked`:
+    which base was."""
+    from rankzero.run_dir.evaluation import of_the_base
+    from rankzero.run_dir.intact import weights_of
+    from rankzero.run_dir.lease import exclusive
+
+    new = found.to_json()
+    if tasks is not None:
+        directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
+        how = {"limit": tasks.limit, "directory": directory}
+        new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
+    try:
+        with exclusive(run_dir.evaluation_lock):
+            is_another = weights_of(run_dir.final) != weights
+            _keep(run_dir, of_the_base(new) if is_another else new, asked)
+    except StorageError as error:
+        return f"{run_dir.evaluation}: {error.problems[0].what}"
+    return f"{run_dir.final} is another result by now; scores of the base stay" if is_another else ""
+
+
+def _keep(run_dir: RunDir, new: Mapping[str, Any], asked: Mapping[str, str]) -> None:
+    """Raises StorageError."""
     from rankzero.run_dir.atomic import write_json
     from rankzero.run_dir.evaluation import BASE_MODEL, of_this_base, together
     from rankzero.run_dir.setting import about_result
@@ -294,10 +314,5 @@ def _keep(run_dir: RunDir, found: Evaluation, tasks: TaskSpec | None, asked: Map
         kept = json.loads(run_dir.evaluation.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         kept = {}
-    new = found.to_json()
-    if tasks is not None:
-        directory = None if tasks.directory is None else os.path.abspath(tasks.directory)
-        how = {"limit": tasks.limit, "directory": directory}
-        new["tasks"] = {name: {**how, **scores} for name, scores in found.tasks.items()}
     kept = of_this_base(kept if isinstance(kept, dict) else {}, {**about_result(run_dir), **asked})
     write_json(run_dir.evaluation, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from rankzero.run_dir.atomic import (
     MANIFEST,
     commit_directory,
     place_given_by,
-    read_manifest,
     verify_directory,
     write_json,
     write_text,
@@ -33,7 +33,8 @@ from rankzero.run_dir.atomic import (
 )
 from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
-from rankzero.run_dir.intact import is_weights, verify_result
+from rankzero.run_dir.intact import verify_result, weights_of
+from rankzero.run_dir.lease import exclusive
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import ADAPTER_CONFIG
 from rankzero.spec.diff import IDENTITIES
@@ -88,19 +89,14 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
         about |= {name: run.manifest_meta[name] for name in IDENTITIES}
         weights = written_files(staged, sorted(staged.glob("*.safetensors")))
-        if weights != weights_of(run.run_dir.final):
-            leave_out_scores(run.run_dir, run.manifest_meta)
-        commit_directory(staged, run.run_dir.final, about, known=weights)
+        replaces = run.run_dir.final.exists()
+        with (
+            exclusive(run.run_dir.evaluation_lock) if replaces else nullcontext()
+        ):  # of the one before nothing comes in
+            if weights != weights_of(run.run_dir.final):
+                leave_out_scores(run.run_dir, run.manifest_meta)
+            commit_directory(staged, run.run_dir.final, about, known=weights)
     return step
-
-
-def weights_of(final: Path) -> dict[str, Any]:
-    """What the manifest of a result says of its weights; {} where there is none that can be read."""
-    try:
-        files = read_manifest(final)["files"]
-    except StorageError:
-        return {}
-    return {name: entry for name, entry in files.items() if is_weights(name)}
 
 
 def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ def is_plain(name: str) -> bool:
     """Whether a file of a run directory is copied as it is: no part of a checkpoint, no link, and none for this machine
     alone."""
     parts = name.split("/")
-    hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease")) for part in parts)
+    hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease", ".eval")) for part in parts)
     return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED
 
 

@@ -19,6 +19,15 @@ def is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
+def weights_of(result: Path) -> dict[str, Any]:
+    """What the manifest of a result says of its weights; {} where there is none that can be read."""
+    try:
+        files = read_manifest(result)["files"]
+    except StorageError:
+        return {}
+    return {name: entry for name, entry in files.items() if is_weights(name)}
+
+
 def require_whole(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Raise StorageError where a file of a result is missing, or weights have not as many bytes as they had. Reads
     none."""

@@ -4,7 +4,7 @@
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
 but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, by whether its
 counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a
-short `flock`.
+short `flock`; on a volume without locks the token and the heartbeat still tell two runs apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import storage_errors, write_text
@@ -137,6 +137,23 @@ def _silent(_line: str) -> None:
     """Says nothing."""
 
 
+@contextmanager
+def exclusive(guard: Path) -> Iterator[None]:
+    """Within, one process at a time of those that name this file, which is made. On a volume without locks all of them.
+    Raises StorageError."""
+    with storage_errors(guard), _opened(guard) as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _opened(guard: Path) -> IO[bytes]:
+    try:
+        return guard.open("ab")
+    except PermissionError:
+        return guard.open("rb")  # another user has made it, who shares the directory
+
+
 class Lease:
     """Ownership of one run directory, kept alive by a thread until released."""
 
@@ -154,13 +171,13 @@ class Lease:
         watches before it does, which takes a while."""
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._exclusive():
+        with exclusive(self._guard):
             current = self.read()
             if not self.is_held(current):
                 self._take(current)
                 return
         self._refuse_unless_lapsed(current, wait, say)
-        with self._exclusive():
+        with exclusive(self._guard):
             latest = self.read()
             if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
                 raise self._held(latest)
@@ -177,7 +194,7 @@ class Lease:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with self._exclusive():
+        with exclusive(self._guard):
             if self.read().get("token") == self._token:
                 write_text(self.path, json.dumps({"token": self._token}))
 
@@ -196,7 +213,7 @@ class Lease:
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
-                with self._exclusive():
+                with exclusive(self._guard):
                     if self.read().get("token") != self._token:
                         return
                     self._write(beat)
@@ -257,10 +274,3 @@ class Lease:
             where=str(self.path.parent),
             hint="wait for it, stop it, or give this run another name or output_dir",
         )
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        with storage_errors(self._guard), self._guard.open("a") as file:
-            with suppress(OSError):  # a volume without locks: the token and the heartbeat still tell two runs apart
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield

@@ -105,6 +105,11 @@ class RunDir:
         return self.root / "eval.json"
 
     @property
+    def evaluation_lock(self) -> Path:
+        """Held while `evaluation` changes, and while a result takes the place of the one that it is about."""
+        return self.root / ".eval.lock"
+
+    @property
     def page(self) -> Path:
         """All of the run to look at, in one file."""
         return self.root / "report.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -14,9 +15,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import rankzero
-from rankzero.api.evaluation import Evaluation, JudgeSpec
+from rankzero.api.evaluation import Evaluation, JudgeSpec, Listener
 from rankzero.data.prompts import Prompt
 from rankzero.data.rows.conversation import Message
 from rankzero.engine import held_out
@@ -27,6 +29,7 @@ from rankzero.errors import AccessError, DataError, ServiceError, UsageError
 from rankzero.model.generate import Reply, Speaker
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.evaluation import of_the_base, of_this_base, together
+from rankzero.run_dir.paths import RunDir
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 from tests.support.judges import StandIn, judging
@@ -244,6 +247,51 @@ def test_sets_of_one_file_name_are_kept_apart(run: Path, rows: Path, tmp_path: P
         assert kept(Path("en/held.jsonl")) == both
     german.write_text(rows.read_text().splitlines(keepends=True)[1])
     assert kept(german, base=False) == {**first, "held.jsonl (2)": (str(german), 1, False)}, "its scores are of others"
+
+
+KEEPER = """
+import sys
+from pathlib import Path
+from rankzero.api.evaluation import Evaluation, _why_not_kept
+from rankzero.run_dir.paths import RunDir
+
+for n in range(30):
+    name = f"{sys.argv[2]}{n}.jsonl"
+    found = Evaluation({name: {"path": f"/x/{name}", "rows": 1, "tuned": {"exact_match": 1.0}}})
+    assert not _why_not_kept(RunDir(Path(sys.argv[1])), found, None, {}, {})
+"""
+
+
+def test_two_commands_keep_what_both_have_measured(tmp_path: Path) -> None:
+    commands = [[sys.executable, "-c", KEEPER, str(tmp_path), name] for name in "ab"]
+    together_ = [subprocess.Popen(command) for command in commands]
+    assert [process.wait() for process in together_] == [0, 0]
+    assert len(json.loads((tmp_path / "eval.json").read_text())["sets"]) == 60
+
+
+def test_scores_are_not_credited_to_another_result(
+    run: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that the run has come to while the one before was measured."""
+    place = RunDir(tmp_path / "grows")
+    shutil.copytree(run, place.root)
+    (place.root / "eval.json").unlink(missing_ok=True)
+
+    def commit() -> None:
+        commit_directory(shutil.move(place.final, place.root / "staged"), place.final, {"model": "m", "tokenizer": "t"})
+
+    def go_on(_rows: object) -> None:
+        (place.final / "manifest.json").unlink()
+        weights = load_file(place.final / "adapter_model.safetensors")
+        save_file({name: one + 1 for name, one in weights.items()}, place.final / "adapter_model.safetensors")
+        commit()
+
+    commit()
+    found = rankzero.evaluate(str(place.root), rows, max_new_tokens=5, listener=Listener(answered=go_on))
+    assert found.sets["held.jsonl"]["tuned"]["exact_match"] == 1.0
+    assert "is another result by now" in caplog.text
+    one = json.loads((place.root / "eval.json").read_text())["sets"]["held.jsonl"]
+    assert "base" in one and "tuned" not in one
 
 
 def test_scores_of_another_base_are_left_out() -> None:
