@@ -30,7 +30,7 @@ CHANGES: dict[str, Any] = {
 _IN_A_RUN = {
     *("run.yaml", "environment.json", "metrics.jsonl", "logs", "checkpoints", "final", "report.json", "goodput.json"),
     *("best", "last", "lease.json", ".lease.lock", "restarts.jsonl", "starts.jsonl", "saves.jsonl", "data.json"),
-    *("report.html", "error.json", "eval.json", "merge.json", "samples.jsonl", "events"),
+    *("report.html", "error.json", "eval.json", ".eval.lock", "merge.json", "samples.jsonl", "events"),
 }
 
 COUNTS: Counter[str] = Counter()

@@ -41,8 +41,8 @@ def chat(
 ) -> None:
     """Talk with the result of a run, or any model.
 
-    It is loaded once and knows what was said. Without a terminal: a message a line, an answer for each. /help says what
-    else can be typed; Ctrl-C ends an answer.
+    It is loaded once and knows what was said. Without a terminal: a message a line, but blank ones, and an answer for
+    each. /help says what else can be typed, alone on a line; Ctrl-C ends an answer.
     """
     from rankzero.api.results import chat as open_chat
     from rankzero.cli.output import warn_of_changes
@@ -71,7 +71,7 @@ class Talk:
         word, _, rest = line.strip().partition(" ")
         if not word:
             return True
-        if word in ("/exit", "/quit"):
+        if word in ("/exit", "/quit") and not rest:
             return False
         try:
             self._do(word, rest.strip(), line.strip())
@@ -88,16 +88,17 @@ class Talk:
         return True
 
     def _do(self, word: str, rest: str, line: str) -> None:
-        if word == "/reset":
+        if word == "/image":
+            self._note_image(rest)
+        elif line == "/reset":
             self.chat.reset()
             self.images.clear()
-        elif word == "/image":
-            self._note_image(rest)
-        elif word == "/help":
+        elif line == "/help":
             typer.echo(_HELP, err=True)
-        elif word.startswith("/") and word[1:].isalpha():
-            raise UsageError(f"{word} is no command", where="chat", hint=", ".join(_COMMANDS))
-        else:
+        elif self.attended and word.startswith("/") and word[1:].isalpha():
+            what = f"{word} stands alone on a line" if word in _COMMANDS else f"{word} is no command"
+            raise UsageError(what, where="chat", hint=", ".join(_COMMANDS))
+        else:  # of a pipe, whose lines may begin with anything
             self._answer(line)
 
     def _note_image(self, path: str) -> None:

@@ -127,6 +127,19 @@ def test_piped_a_line_in_an_answer_out(
     assert done.out.strip() == rows[0]["replies"]["reply"]
 
 
+def test_a_message_may_begin_as_a_command_does(speaker: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone on its line it is one; from a pipe anything else is said to the model."""
+    messages = ["/exit strategies for startups?", "/reset the password how?", "/help me", "/summarise", "/etc/hosts?"]
+    piped = Talk(Chat([Voice("", speaker)], SHORT), as_json=True, attended=False)
+    assert all(piped.hear(line) for line in messages)
+    said = [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()]
+    assert said == messages
+    talk = Talk(Chat([Voice("", speaker)], SHORT), as_json=True, attended=True)
+    assert talk.hear("/exit strategies for startups?") and talk.hear("/reset it")
+    told = capsys.readouterr()
+    assert not told.out and "/exit stands alone" in told.err and "/reset stands alone" in told.err
+
+
 def test_a_mistake_ends_a_pipe_and_not_a_talk(speaker: Any, capsys: pytest.CaptureFixture[str]) -> None:
     piped = Talk(Chat([Voice("", speaker)], SHORT), as_json=False, attended=False)
     with pytest.raises(DataError, match="no such image"):
