@@ -15,6 +15,10 @@ from collections.abc import Sequence
 _ONE_FORM = str.maketrans({dash: "-" for dash in "‐‑‒–−"} | {"\u2044": "/", "\u2215": "/"})
 """Hyphens, the en dash and the minus stand for each other in what is typed. The em dash is punctuation."""
 _SUPERSCRIPT = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207b]+")
+_FRACTION = re.compile("(?<=\\d)(?=[\u00bc-\u00be\u2150-\u215f\u2189])")
+"""Between a whole number and the fraction that is more of it, of which the plain form begins with a digit."""
+_LIST = re.compile(r"\[[^\[\]]*\]")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d),(?=\d)")
 _VARIATION = re.compile("[\ufe00-\ufe0f]")
 """Which picture of a character is shown."""
 _LINE_MARK = re.compile(r"^[ \t]*(?:[*+-](?=\s+[^\s\d.,])|#+(?=\s)|[-*]{2,}\s*$)", re.MULTILINE)
@@ -37,9 +41,10 @@ def without_reasoning(text: str) -> str:
 
 def normalised(text: str) -> list[str]:
     """The words that are compared; a sign in front of a number is part of it, other symbols are words of their own.
-    Compatible forms of a character are one (NFKC), but that what is raised stays a power."""
+    Compatible forms of a character are one (NFKC), but that what is raised stays a power. In a list commas part."""
     powers = _SUPERSCRIPT.sub(lambda found: f"^{found[0]}", _VARIATION.sub("", text))
-    plain = unicodedata.normalize("NFKC", powers).casefold().translate(_ONE_FORM)
+    plain = unicodedata.normalize("NFKC", _FRACTION.sub(" ", powers)).casefold().translate(_ONE_FORM)
+    plain = _LIST.sub(lambda found: _BETWEEN_DIGITS.sub(", ", found[0]), plain)
     for mark in (_LINE_MARK, _SPACED_DASHES, _EMPHASIS):
         plain = mark.sub(" ", plain)
     return "".join(_as_words(plain, at) for at in range(len(plain))).split()

@@ -51,6 +51,9 @@ def test_scores(answer: str, wanted: str, exact: bool, f1: float) -> None:
         ("\u2764\ufe0f", "\u2764"),
         ("１，５", "1,5"),
         ("क्या?", "क्या"),
+        ("1½", "1 1/2"),
+        ("½", "1/2"),
+        ('{"a": [1,2], "b": [[3,4]]}', '{"a": [1, 2], "b": [[3, 4]]}'),
     ],
 )
 def test_the_same_answer_in_another_dress(answer: str, wanted: str) -> None:
@@ -72,6 +75,10 @@ def test_the_same_answer_in_another_dress(answer: str, wanted: str) -> None:
         ("R&D", "R/D"),
         ("#5", "5"),
         ("5%", "5"),
+        ("1½", "11/2"),
+        ("2¾", "23/4"),
+        ("[1,2]", "[12]"),
+        ("[1.2]", "[1,2]"),
     ],
 )
 def test_another_answer(answer: str, wanted: str) -> None:
