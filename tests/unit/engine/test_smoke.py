@@ -65,6 +65,14 @@ def test_what_is_wrong(flags: str, code: int, words: str, cli: Cli, tmp_path: Pa
     assert done.code == code and words in done.err
 
 
+def test_a_file_takes_no_results(cli: Cli, tmp_path: Path) -> None:
+    """The directory that it lies in was tried instead, and was fine."""
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/runs"):
+        done = cli(f"smoke {FEW} --output {tmp_path}/{place} --nproc 1")
+        assert done.code == 74 and "file: it is a file, where a directory is needed" in done.err
+
+
 def test_a_full_volume_is_74(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankzero.directories import why_not_writable
 from rankzero.engine.distributed import World, broadcast_object, gather_objects
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import storage_errors
@@ -35,7 +36,7 @@ def try_volume(output_dir: Path, host: str, world: World) -> Written | StorageEr
     """Write a file beside where runs go, and look for it from every host. Nothing stays behind. A collective."""
     path = Path(broadcast_object(str(_nearest(output_dir) / f".rankzero-smoke-{secrets.token_hex(8)}")))
     try:
-        written = broadcast_object(_write(path) if world.is_main else None)
+        written = broadcast_object(_write(path, output_dir) if world.is_main else None)
         if isinstance(written, StorageError):
             return written
         count, seconds = written
@@ -54,8 +55,10 @@ def _nearest(directory: Path) -> Path:
     return next(path for path in (absolute, *absolute.parents) if path.is_dir())
 
 
-def _write(path: Path) -> tuple[int, float] | StorageError:
-    """Bytes and seconds, or why not: every rank has to hear of it."""
+def _write(path: Path, output_dir: Path) -> tuple[int, float] | StorageError:
+    """Bytes and seconds, or why not, or why no run could: every rank has to hear of it."""
+    if why := why_not_writable(output_dir.absolute()):
+        return StorageError(f"it {why[1]}", where=str(why[0]), hint="results go to a directory: --output DIR")
     block = os.urandom(_BLOCK)  # some file systems keep zeros, or blocks that repeat, for nothing
     begun, count = time.perf_counter(), 0
     try:
