@@ -72,12 +72,18 @@ def caches(env: Mapping[str, str]) -> Iterator[Finding]:
         yield _own(cache_root(), "set RANKZERO_CACHE to a directory on a volume that has room")
     except ConfigError as error:
         yield wrong("cache", error.problems[0].what, error.problems[0].hint, error.exit_code)
-    hub = hub_cache(env)
+    yield _hubs(hub_cache(env), "set HF_HOME to a directory on a volume that has room")
+
+
+def _hubs(hub: Path, fix: str) -> Finding:
+    """Where nothing can be added to it, what is there, or elsewhere on this machine, can be trained."""
+    room = _room("Hub's cache", hub, fix)
+    words = room.what
     if os.path.isdir(hub):
         size, whole = _size(hub)
-        yield ok("Hub's cache", f"{hub}, {'' if whole else 'more than '}{size / 1e9:.1f} GB; `hf cache` manages it")
-    else:
-        yield _room("Hub's cache", hub, "set HF_HOME to a directory on a volume that has room")
+        left = words.partition(" on the volume")[0].removeprefix(f"{hub} ")
+        words = f"{hub}, {'' if whole else 'more than '}{size / 1e9:.1f} GB; {left}; `hf cache` manages it"
+    return ok("Hub's cache", words) if room.state == "ok" else look("Hub's cache", words, fix)
 
 
 def _own(root: Path, fix: str) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,7 +177,26 @@ def test_caches(own_cache: Path, tmp_path: Path) -> None:
     (blobs / "b").write_bytes(bytes(100_000_000))
     found = names(places.caches({"HF_HOME": str(tmp_path / "hf")}))
     assert f"{own_cache}, 0.2 GB" in found["cache"].what
-    assert found["Hub's cache"].what == f"{tmp_path}/hf/hub, 0.1 GB; `hf cache` manages it"
+    hub = re.fullmatch(rf"{tmp_path}/hf/hub, 0.1 GB; [\d.]+ GB free; `hf cache` manages it", found["Hub's cache"].what)
+    assert hub
+
+
+def test_a_cache_of_the_hub_that_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is trained all the same."""
+    hub = tmp_path / "hub"
+    hub.mkdir()
+
+    def found() -> Finding:
+        return names(places.caches({"HF_HOME": str(tmp_path)}))["Hub's cache"]
+
+    assert found().state == "ok"
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _place: SimpleNamespace(free=10**9))
+        assert found().state == "look" and "0.0 GB; 1.0 GB free" in found().what and "HF_HOME" in found().fix
+        full.setattr(shutil, "disk_usage", lambda _place: SimpleNamespace(free=0))
+        assert found().state == "look"
+    close(monkeypatch, hub)
+    assert found().state == "look" and found().what.startswith(f"{hub}, 0.0 GB; cannot be written; ")
 
 
 def test_places_that_may_not_be_looked_at_are_findings(
@@ -190,7 +211,7 @@ def test_places_that_may_not_be_looked_at_are_findings(
     found = names(places.caches({"HF_HOME": str(tmp_path / "theirs/hf")}))
     assert {name: (one.state, one.code) for name, one in found.items()} == {
         "cache": ("wrong", 74),
-        "Hub's cache": ("wrong", 74),
+        "Hub's cache": ("look", 0),
     }
     assert f"{own_cache}/downloads: Permission denied" in found["cache"].what
     monkeypatch.setattr(places, "SHM", tmp_path / "theirs/shm")
