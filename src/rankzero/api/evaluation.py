@@ -68,6 +68,8 @@ class Evaluation:
     """Metrics by task of lm-eval, and by `base` and `tuned`."""
     rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     """Every question and answer, by data set."""
+    limit: int | None = None
+    """Rows of each task that were asked; None: all."""
 
     def to_json(self) -> dict[str, Any]:
         """Without the answers."""
@@ -78,7 +80,8 @@ class Evaluation:
         """(set or task, measure, base, tuned); empty where there is none."""
         from rankzero.run_dir.evaluation import measured
 
-        return measured(self.to_json())
+        tasks = {name: {**one, "limit": self.limit} for name, one in self.tasks.items()}
+        return measured({"sets": self.sets, "tasks": tasks})
 
     def __str__(self) -> str:
         heads = ("", "", "base", "tuned")
@@ -228,7 +231,7 @@ def _measured(
     if rows:
         listener.measured(scores())
     by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
-    return replace(scores(), tasks=by_task)
+    return replace(scores(), tasks=by_task, limit=tasks.limit)
 
 
 def _require_answers(sets: Sequence[tuple[str, Sequence[object]]], hint: str) -> None:

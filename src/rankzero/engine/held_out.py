@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +112,8 @@ def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
     refused: list[str] = []
 
     def grade(prompt: Prompt, found: Reply) -> float | None:
-        given = judge.grade(prompt.text, without_reasoning(found.text), prompt.reference)
+        question = "\n".join([prompt.text, *(f"{name}: {text}" for name, text in _beyond_text(prompt).items())])
+        given = judge.grade(question, without_reasoning(found.text), _wanted(prompt))
         if given.refused:
             refused.append(f"{prompt.where}: {given.words}")
         return given.score
@@ -147,17 +149,38 @@ def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> d
     """What the scores are of."""
     asked = hashlib.sha256()
     for row in rows:
-        asked.update(repr((row.prompt.text, row.prompt.reference)).encode("utf-8", "surrogatepass"))
+        facts = (row.prompt.text, _wanted(row.prompt), *_beyond_text(row.prompt).items())
+        asked.update(repr(facts).encode("utf-8", "surrogatepass"))
         for image in row.prompt.images:
             asked.update(file_sha256(Path(image)).encode())
-    facts: dict[str, Any] = {
+    found: dict[str, Any] = {
         "asked": asked.hexdigest()[:16],
         "rows": len(rows),
         "with_reference": sum(row.prompt.reference is not None for row in rows),
         "max_new_tokens": max_new_tokens,
         "time": time.time(),
     }
-    return facts if judge is None else {**facts, "judge_model": judge.model, "judge_best": BEST}
+    return found if judge is None else {**found, "judge_model": judge.model, "judge_best": BEST}
+
+
+def _beyond_text(prompt: Prompt) -> dict[str, str]:
+    """What a question has besides its text, as JSON: the tools that there are, and the calls of its turns. {} of one
+    without, which is known by its text alone, as older versions kept it."""
+    found = {}
+    if prompt.tools:
+        found["tools"] = _as_json(prompt.tools)
+    if any(message.tool_calls for message in prompt.messages):
+        found["calls"] = _as_json([message.tool_calls for message in prompt.messages if message.tool_calls])
+    return found
+
+
+def _wanted(prompt: Prompt) -> str | None:
+    """The reference; of a call that the template does not write, the call."""
+    return _as_json(prompt.call.tool_calls) if prompt.reference is None and prompt.call else prompt.reference
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def _speakers(voices: Sequence[Voice]) -> list[Speaker]:

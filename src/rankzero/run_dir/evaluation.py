@@ -3,6 +3,8 @@
 {"base_model": {"model", "tokenizer"},
  "sets": {name: {"path", "rows", "with_reference", …, "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
  "tasks": {name: {"limit", "directory", "base": {metric: value}, "tuned": {…}}}}
+
+A task is there as `name (limit 200)`, too, where its first rows were asked beside all of them.
 """
 
 from __future__ import annotations
@@ -37,14 +39,25 @@ def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         metrics = dict.fromkeys(metric for who in WHO for metric in _inner(one, who))
         for metric in metrics:
             base, tuned = (_shown(_number(one, who, metric), share=False) for who in WHO)
-            rows.append((name, metric, base, tuned))
+            rows.append((_task_label(name, one), metric, base, tuned))
     return rows
+
+
+def _task_label(name: str, one: Mapping[str, Any]) -> str:
+    """With how many rows it was asked, where these were not all."""
+    limit = one.get("limit")
+    return name if limit is None else f"{name.removesuffix(_limited(limit))}{_limited(limit)}"
+
+
+def _limited(limit: object) -> str:
+    return f" (limit {limit})"
 
 
 def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What was measured before, with what was measured now. A set takes the place of that of its path (sets of one path
     in their order), whatever others of its name there are, or of one of its file's name that was asked the same
-    elsewhere; scores of the model before training stay where the same was asked without it."""
+    elsewhere; scores of the model before training stay where the same was asked without it. Some rows of a task do not
+    take the place of all of them."""
     sets, tasks = dict(_maps(kept, "sets")), dict(_maps(kept, "tasks"))
     placed: set[str] = set()
     for name, one in _maps(new, "sets"):
@@ -57,7 +70,9 @@ def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[
         sets[place] = _with_base(one, sets.get(place, {}))
         placed.add(place)
     for name, one in _maps(new, "tasks"):
-        tasks[name] = _with_base(one, tasks.get(name, {}))
+        is_all = name in tasks and tasks[name].get("limit") is None
+        place = f"{name}{_limited(one['limit'])}" if is_all and one.get("limit") is not None else name
+        tasks[place] = _with_base(one, tasks.get(place, {}))
     return {"sets": sets, "tasks": tasks}
 
 

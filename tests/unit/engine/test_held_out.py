@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
 from rankzero.model.generate import Reply, Speaker
 from rankzero.run_dir.atomic import commit_directory
-from rankzero.run_dir.evaluation import of_the_base, of_this_base, together
+from rankzero.run_dir.evaluation import measured, of_the_base, of_this_base, together
 from rankzero.run_dir.paths import RunDir
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
@@ -344,6 +345,46 @@ def test_what_an_older_version_kept_is_replaced_and_what_is_damaged_is_left() ->
     again = {"t": {"limit": 5, "tuned": {"acc": 0.3}}}
     assert together({"tasks": tasks}, {"tasks": again})["tasks"]["t"] == {**again["t"], "base": {"acc": 0.1}}
     assert together({"tasks": tasks}, {"tasks": {"t": {"limit": 9}}})["tasks"] == {"t": {"limit": 9}}
+
+
+def test_some_rows_of_a_task_do_not_take_the_place_of_all() -> None:
+    full = {"t": {"limit": None, "directory": None, "base": {"acc": 0.1}, "tuned": {"acc": 0.2}}}
+    few = {"t": {"limit": 5, "directory": None, "tuned": {"acc": 0.9}}}
+    both = together({"tasks": full}, {"tasks": few})
+    assert both["tasks"] == {**full, "t (limit 5)": few["t"]}
+    assert together(both, {"tasks": few}) == both
+    labels = [label for label, *_ in measured(both)]
+    assert labels == ["t", "t (limit 5)"] == [label for label, *_ in measured({"tasks": {**full, **both["tasks"]}})]
+    assert together({"tasks": few}, {"tasks": full})["tasks"]["t"] == full["t"]
+    [row] = Evaluation(tasks={"t": {"tuned": {"acc": 0.9}}}, limit=5).table
+    assert row[0] == "t (limit 5)"
+    old = {"t": {"tuned": {"acc": 0.2}}}  # which did not say how many
+    assert set(together({"tasks": old}, {"tasks": few})["tasks"]) == {"t", "t (limit 5)"}
+
+
+def _call(name: str, city: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": {"city": city}}}
+
+
+def test_tools_and_calls_are_part_of_what_is_asked_and_graded() -> None:
+    def prompt(city: str, tool: str, wanted: str) -> Prompt:
+        said = (Message("user", "q"), Message("assistant", "", tool_calls=(_call(tool, city),)), Message("tool", "sun"))
+        call = Message("assistant", "", tool_calls=(_call(tool, wanted),))
+        return Prompt(said, templated=True, tools=({"name": tool},), call=call)
+
+    def asked(of: Prompt) -> str:
+        return str(held_out.about([held_out.Row(of, {}, {})], max_new_tokens=4, judge=None)["asked"])
+
+    prompts = [prompt("Lima", "weather", "Rome"), prompt("Oslo", "weather", "Rome"), prompt("Lima", "forecast", "Rome")]
+    prompts.append(prompt("Lima", "weather", "Kyiv"))
+    assert len({asked(one) for one in prompts}) == 4
+    plain = Prompt((Message("user", "q"),), reference="a")
+    assert asked(plain) == hashlib.sha256(repr(("q", "a")).encode()).hexdigest()[:16], "as older versions kept it"
+    shown: list[tuple[str, str | None]] = []
+    judge = SimpleNamespace(grade=lambda question, _said, wanted: shown.append((question, wanted)) or Graded(7, ""))
+    held_out.graded([held_out.Row(prompts[0], {"tuned": Reply("x", 1, ended=True)}, {})], cast(Judge, judge))
+    [(question, wanted)] = shown
+    assert '"city": "Lima"' in question and '[{"name": "weather"}]' in question and '"city": "Rome"' in str(wanted)
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, cli: Cli) -> None:
