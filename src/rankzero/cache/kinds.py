@@ -24,7 +24,7 @@ KINDS = {
     "tokenized": Kind("tokenised rows", "tokenised again"),
     "images": Kind("images that rows brought", "with the rows", whole=True, after="tokenized"),
     "downloads": Kind("data files from URLs and stores", "downloaded again"),
-    "models": Kind("models made of GGUF files", "converted again"),
+    "models": Kind("models made of GGUF files, which adapters on them name", "converted again"),
     "served": Kind("merged models for servers", "merged again"),
     "compiled": Kind("what torch.compile made", "compiled again"),
     "streams": Kind("windows of streamed rows", "read again"),

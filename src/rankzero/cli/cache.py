@@ -72,7 +72,8 @@ def prune(
 ) -> None:
     """Remove what was not used for long; never what a process uses, never through a link.
 
-    Whatever goes is made again when a run needs it.
+    Whatever goes is made again when a run needs it. An adapter on a model made of a GGUF file, used alone, needs that
+    file again: --model FILE.gguf.
     """
     from rankzero.cache import prune as pruning
     from rankzero.cache.kinds import KINDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -67,12 +68,17 @@ def at_place(model: ModelSpec, base: str, target: str) -> ModelSpec:
     return model.model_copy(update={"name": os.path.expanduser(base), "revision": None, "local_dir": None})
 
 
-def require_base(model: ModelSpec, target: str) -> None:
-    """Raise ConfigError where a base was at a path of this machine, and nothing is there any more."""
+def require_base(model: ModelSpec, target: str, gguf: str | None = None) -> None:
+    """Raise ConfigError where a base was at a path of this machine, and nothing is there any more. `gguf`: the file
+    that it was made of, in the cache, which may be pruned."""
     place = os.path.expanduser(model.local_dir or model.name)
     is_path = model.local_dir is not None or place.startswith((".", "/")) or place.count("/") > 1
     if not is_path or not is_gone(place):
         return
+    if gguf is not None and gguf != place:
+        file = shlex.quote(gguf if is_there(gguf) else Path(gguf).name)
+        hint = f"it was made of a GGUF file, and is made again by --model {file}"
+        raise ConfigError(f"the base is not here any more: there is no {place}", where=target, hint=hint)
     hint = "say where it is now: --model DIR"
     found = dangling(place) or (f"did you mean {close}?" if (close := near(place)) else "")
     hint = f"{hint}; {found}" if found else hint

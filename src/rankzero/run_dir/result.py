@@ -142,7 +142,7 @@ def _with_base(found: Result, base: str | None, target: str) -> Result:
     """The same with its base taken from another place, where one is named. Raises ConfigError where none is, and the
     base is not here, or its tokenizer."""
     if base is None:
-        require_base(found.model, target)
+        require_base(found.model, target, None if found.adapter is None else _gguf(found.adapter))
         return found
     return replace(found, model=at_place(found.model, base, target), base_is_given=True)
 
@@ -170,7 +170,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     if of_run is None:
         model = ModelSpec.model_validate(_base_of(path, base))
         if base is None:
-            require_base(model, str(path))
+            require_base(model, str(path), _gguf(path))
         return Adapter(
             path,
             model,
@@ -182,7 +182,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     spec = spec_of(of_run, to_use=True)
     model, labels = spec.model, _labels(path) or spec.data.labels
     if base is None:
-        require_base(model, str(path))
+        require_base(model, str(path), _gguf(path))
     else:
         model = at_place(model, base, str(path))
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
@@ -468,6 +468,14 @@ def _trained_on(directory: Path) -> TrainedOn | None:
         return TrainedOn(fingerprint, None)
     task = TASKS.get(str(spec.get("task")))
     return None if task is None else TrainedOn(fingerprint, task.uses)
+
+
+def _gguf(weights: Path) -> str | None:
+    """The GGUF file that a result's base was made of, by its manifest."""
+    spec = _about(weights).get("spec")
+    model = spec.get("model") if isinstance(spec, dict) else None
+    name = model.get("name") if isinstance(model, dict) else None
+    return name if isinstance(name, str) and name.endswith(".gguf") else None
 
 
 def _stop_ids(directory: Path) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -169,3 +170,22 @@ def test_a_result_has_the_tokenizer_and_the_template_that_are_gone(project: Path
         (run / "final" / name).write_text("{}")
     before = find_result(str(run), "writes", base=True)
     assert before.model.tokenizer_dir == f"{run}/final" and before.chat_template == f"{run}/final/chat_template.jinja"
+
+
+def test_an_adapter_on_what_a_gguf_file_became_names_the_file(tmp_path: Path) -> None:
+    """The cache, where the base lay, was pruned. Copied out of its run, the adapter knows the file by its manifest."""
+    file, base = tmp_path / "small.gguf", tmp_path / "cache/models/small-0123"
+    file.write_text("")
+    final = tmp_path / "copied"
+    final.mkdir()
+    (final / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    (final / "manifest.json").write_text(json.dumps({"spec": {"model": {"name": str(file)}}}))
+    for find in (lambda: find_result(str(final), "writes"), lambda: find_adapter(final)):
+        with pytest.raises(ConfigError, match="the base is not here any more") as refused:
+            find()
+        assert refused.value.problems[0].hint.endswith(f"made again by --model {file}")
+    assert find_result(str(final), "writes", model=str(file)).model.name == str(file)
+    file.unlink()
+    with pytest.raises(ConfigError) as refused:
+        find_adapter(final)
+    assert refused.value.problems[0].hint.endswith("made again by --model small.gguf")
