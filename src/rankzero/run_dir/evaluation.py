@@ -67,7 +67,7 @@ def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[
         if same is None and name in sets and "path" not in sets[name]:  # kept by an older version, which knew no other
             same = name
         place = unique(name, sets) if same is None else same
-        sets[place] = _with_base(one, sets.get(place, {}))
+        sets[place] = _with_grades(_with_base(one, sets.get(place, {})), sets.get(place, {}))
         placed.add(place)
     for name, one in _maps(new, "tasks"):
         is_all = name in tasks and tasks[name].get("limit") is None
@@ -83,12 +83,21 @@ def _is_moved(before: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
 
 
 def _with_base(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    def how(measured: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in measured.items() if key not in _OF_ONE_TIME}
-
-    if "base" in one or "base" not in before or how(one) != how(before):
+    if "base" in one or "base" not in before or _how(one) != _how(before):
         return one
     return {**one, "base": before["base"]}
+
+
+def _with_grades(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the judge's grades from before, as of scores that are kept before it has graded: the answers are greedy, and
+    what is kept is of this result and base, so that they are the same."""
+    if _how(one) != _how(before):
+        return one
+    return {**one, **{who: {**_inner(before, who), **_inner(one, who)} for who in WHO if who in one}}
+
+
+def _how(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in measured.items() if key not in _OF_ONE_TIME}
 
 
 def unique(name: str, taken: Collection[str]) -> str:

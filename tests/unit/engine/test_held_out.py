@@ -481,7 +481,8 @@ class TestNothingIsLost:
         assert all("judge" in json.loads(line)["tuned"] for line in kept.read_text().splitlines())
         StandIn.fails_after = len(StandIn.asked) + 2
         assert cli(f"eval {run} --data {rows} --no-base {flags}").code == 69
-        assert "judge" in json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]["base"], "asked the same"
+        one = json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
+        assert "judge" in one["base"] and "judge" in one["tuned"], "asked the same"
 
     def test_one_answer_that_the_judge_refuses_has_no_grade(
         self, run: Path, rows: Path, judge: str, cli: Cli, caplog: pytest.LogCaptureFixture
