@@ -66,14 +66,14 @@ def prune(
 
 def _moved(root: Path, chosen: Pruned) -> Pruned:
     """What has gone to the trash of what was chosen."""
-    call, gone, stays, refused = uuid.uuid4().hex, [], list(chosen.stays), set()
+    gone, stays, refused = [], list(chosen.stays), set()
     for entry in chosen.gone:
         after = KINDS[entry.kind].after
         if after in refused:
             stays.append((entry, _named_by(after)))
             continue
         try:
-            _move(root, entry, call)
+            _move(root, entry)
         except OSError as error:
             refused.add(entry.kind)
             stays.append(
@@ -88,18 +88,18 @@ def _named_by(kind: str | None) -> str:
     return f"what stays of {kind} names files of it"
 
 
-def _move(root: Path, entry: Entry, call: str) -> None:
+def _move(root: Path, entry: Entry) -> None:
     """Into the cache's trash; where no rename leads there, as from a volume of its own, into that of the entry's kind.
     Raises OSError."""
     if not all(map(_may_empty, entry.paths)):
         raise PermissionError
     own = root / entry.kind
     try:
-        _rename(entry.paths, root / TRASH / call)
+        _rename(entry.paths, root / TRASH)
     except OSError:
         of_kind = own in entry.paths
         paths = [path for path in own.iterdir() if path.name != TRASH] if of_kind else entry.paths
-        _rename(paths, own / TRASH / call)
+        _rename(paths, own / TRASH)
 
 
 def _may_empty(path: Path) -> bool:
@@ -111,28 +111,35 @@ def _may_empty(path: Path) -> bool:
     return all(os.access(place, os.R_OK | os.W_OK | os.X_OK) for place in own)
 
 
-def _rename(paths: Iterable[Path], place: Path) -> None:
-    trash = place.parent
+def _rename(paths: Iterable[Path], trash: Path) -> None:
     if not trash.is_symlink() and not trash.is_dir():
         trash.mkdir()
         with suppress(OSError):  # another user was faster
             trash.chmod(trash.parent.stat().st_mode & 0o7777)  # who may write the cache may prune it
     if trash.is_symlink():
         raise NotADirectoryError(f"{trash} is a link")
-    place.mkdir(exist_ok=True)
     for path in paths:
         if os.path.lexists(path):  # else it was moved before another one failed
-            path.rename(place / uuid.uuid4().hex)
+            path.rename(trash / uuid.uuid4().hex)
 
 
 def _empty_trash(root: Path) -> None:
     """Remove what this call, or one that was killed, has moved there. It is listed while nobody moves anything."""
     with nobody_begins(root):
         places = [root / TRASH, *(root / kind / TRASH for kind in KINDS if not (root / kind).is_symlink())]
-        left = [path for trash in places if trash.is_dir() and not trash.is_symlink() for path in trash.iterdir()]
+        left = [path for trash in places for path in _listed(trash)]
     for path in left:
         with suppress(PermissionError):  # another user's, who removes it
             _remove(path)
+
+
+def _listed(trash: Path) -> list[Path]:
+    """Nothing of one that another user keeps to themself."""
+    if trash.is_symlink() or not trash.is_dir():
+        return []
+    with suppress(PermissionError):
+        return list(trash.iterdir())
+    return []
 
 
 def _remove(path: Path) -> None:

@@ -294,6 +294,22 @@ def test_what_could_not_be_removed_is_not_moved(own_cache: Path, monkeypatch: py
     assert (entry.name, why) == ("abc", "another user's") and names(own_cache) == {"downloads/abc"}
 
 
+def test_a_trash_that_another_user_keeps_is_left_alone(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(own_cache, "downloads/abc/data")
+    put(own_cache, ".trash/theirs")
+    close(monkeypatch, own_cache / ".trash")
+    rename = Path.rename
+
+    def none_into_it(path: Path, target: Path) -> Path:
+        if target.parent == own_cache / ".trash":
+            raise PermissionError(13, "Permission denied", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", none_into_it)
+    assert len(prune(own_cache, older_than=0.0).gone) == 1
+    assert not (own_cache / "downloads/abc").exists() and not list(own_cache.glob("downloads/.trash/*"))
+
+
 @pytest.mark.parametrize("name", ["models/abc/weights", "images/ab/abcd"])
 def test_a_kind_on_a_volume_of_its_own(own_cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     put(own_cache, name)
