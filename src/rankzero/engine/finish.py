@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from rankzero.run_dir.atomic import (
 from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
 from rankzero.run_dir.intact import verify_result, weights_of
-from rankzero.run_dir.lease import exclusive
+from rankzero.run_dir.lease import exclusive_if_free
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import ADAPTER_CONFIG
 from rankzero.spec.diff import IDENTITIES
@@ -89,14 +89,24 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
         about |= {name: run.manifest_meta[name] for name in IDENTITIES}
         weights = written_files(staged, sorted(staged.glob("*.safetensors")))
-        replaces = run.run_dir.final.exists()
-        with (
-            exclusive(run.run_dir.evaluation_lock) if replaces else nullcontext()
-        ):  # of the one before nothing comes in
+        with scores_kept_still(run.run_dir):
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
             commit_directory(staged, run.run_dir.final, about, known=weights)
     return step
+
+
+@contextmanager
+def scores_kept_still(run_dir: RunDir) -> Iterator[None]:
+    """Within, no scores of the result that is replaced come in, where one is. A courtesy: no result waits for long for
+    somebody who evaluates another one, nor is it lost where that one's lock is out of reach."""
+    if not run_dir.final.exists():
+        yield
+        return
+    with exclusive_if_free(run_dir.evaluation_lock) as why:
+        if why:
+            logger.warning("[RESULT] eval.json is changed without its lock: %s (%s)", why, run_dir.evaluation_lock)
+        yield
 
 
 def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:

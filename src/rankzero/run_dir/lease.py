@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,8 @@ MISSED_BEATS = 3
 """So many mean that an owner is worth a try."""
 WATCH_SECONDS = 30.0
 """An owner elsewhere that has not beaten for this long has lost the directory."""
+COURTESY_SECONDS, TRY_SECONDS = 3.0, 0.1
+"""For how long, and how often, a lock is asked for by who goes on without it."""
 
 
 def _process_identity(pid: int) -> str | None:
@@ -147,11 +149,49 @@ def exclusive(guard: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def exclusive_if_free(guard: Path, *, wait: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """As `exclusive`, for who cannot do without the work within: where the lock is not to be had in a few seconds, it
+    goes on without. Yields why; nothing where it has it."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(_opened(guard))
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            why = "" if _locked_soon(file, wait) else "another process holds it"
+        yield why
+
+
+def _locked_soon(file: IO[bytes], wait: Callable[[float], None]) -> bool:
+    left = COURTESY_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left <= 0:
+                return False
+        except OSError:  # a volume without locks
+            return True
+        else:
+            return True
+        wait(TRY_SECONDS)
+        left -= TRY_SECONDS
+
+
 def _opened(guard: Path) -> IO[bytes]:
+    """For all who may write the directory. Raises OSError."""
+    is_new = not os.path.lexists(guard)
     try:
-        return guard.open("ab")
+        file = guard.open("ab")
     except PermissionError:
-        return guard.open("rb")  # another user has made it, who shares the directory
+        with suppress(OSError):
+            return guard.open("rb")  # another user has made it, who shares the directory
+        raise
+    if is_new:
+        with suppress(OSError):  # another user was faster, or a volume that knows no such permissions
+            guard.chmod(guard.parent.stat().st_mode & 0o666)
+    return file
 
 
 class Lease:

@@ -33,6 +33,7 @@ from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.card import card_of
 from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.run_dir.intact import verify_result
+from rankzero.run_dir.lease import exclusive
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
@@ -340,6 +341,19 @@ def test_the_card_has_the_answers_of_the_weights_that_it_is_about(
     assert "after 12" in RunDir(run_root(spec)).samples.read_text()
     card = card_of(run_root(spec) / "final")
     assert card is not None and card.samples == (("Well?", "before", "after 8"),)
+
+
+def test_a_result_is_written_while_somebody_else_evaluates_the_one_before(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose process hangs, say."""
+    monkeypatch.setattr("rankzero.run_dir.lease.COURTESY_SECONDS", 0.0)
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    run_here(spec)
+    longer = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 2})})
+    with exclusive(RunDir(run_root(spec)).evaluation_lock):
+        report = run_here(longer, allow_changes=("train.max_steps",))
+    assert report["final_step"] == 2 and "eval.json is changed without its lock: another process" in log(spec)
 
 
 def test_scores_of_a_result_do_not_outlive_it(tmp_path: Path, tiny: Path) -> None:

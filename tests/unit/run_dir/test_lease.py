@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ExitCode, StorageError
-from rankzero.run_dir.lease import Lease, Watch, _namespaces, holder
+from rankzero.run_dir.lease import Lease, Watch, _namespaces, exclusive, exclusive_if_free, holder
+from tests.support.unreadable import close
 
 
 def hold_elsewhere(root: Path, **changes: object) -> None:
@@ -231,3 +232,35 @@ def test_the_heartbeat_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         pass
     lease.release()
     assert json.loads((tmp_path / "lease.json").read_text()) == {"token": 1}
+
+
+def test_a_directory_that_cannot_be_written_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close(monkeypatch, tmp_path)
+    with pytest.raises(StorageError, match="Permission denied"):
+        Lease(tmp_path).acquire()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o2775, 0o777])
+def test_who_may_write_a_directory_may_lock_in_it(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    mask = os.umask(0o077)
+    try:
+        with exclusive(tmp_path / ".lock"):
+            pass
+    finally:
+        os.umask(mask)
+    assert (tmp_path / ".lock").stat().st_mode & 0o777 == mode & 0o666
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_a_while_and_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    with exclusive(tmp_path / ".lock"), exclusive_if_free(tmp_path / ".lock", wait=waited.append) as why:
+        assert "another process" in why
+    assert 1.0 < sum(waited) < 10.0
+    with exclusive_if_free(tmp_path / ".lock", wait=pytest.fail) as why:
+        assert why == ""
+    close(monkeypatch, tmp_path)
+    with exclusive_if_free(tmp_path / ".lock", wait=pytest.fail) as why:
+        assert why == "Permission denied"
