@@ -54,7 +54,7 @@ class Listener:
     """After each data set, every question and answer till then: before any is graded, which may fail. And with grades,
     before any task is asked."""
     measured: Callable[[Evaluation], None] = lambda _found: None
-    """Scores of own rows, before they are graded and before tasks are asked: either may fail."""
+    """Scores of own rows, before they are graded, with each set's grades, and before tasks are asked: all may fail."""
     tell: Tell = warn
 
 
@@ -73,15 +73,15 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Without the answers."""
-        return {"sets": dict(self.sets), "tasks": dict(self.tasks)}
+        how = {} if self.limit is None else {"limit": self.limit}
+        return {"sets": dict(self.sets), "tasks": {name: {**how, **one} for name, one in self.tasks.items()}}
 
     @property
     def table(self) -> list[tuple[str, str, str, str]]:
         """(set or task, measure, base, tuned); empty where there is none."""
         from rankzero.run_dir.evaluation import measured
 
-        tasks = {name: {**one, "limit": self.limit} for name, one in self.tasks.items()}
-        return measured({"sets": self.sets, "tasks": tasks})
+        return measured(self.to_json())
 
     def __str__(self) -> str:
         heads = ("", "", "base", "tuned")
@@ -218,17 +218,20 @@ def _measured(
             listener.answered(rows)
 
         def scores() -> Evaluation:
-            facts = {name: about(one, max_new_tokens=max_new_tokens, judge=judging) for name, one in rows.items()}
+            by = {name: judging if one[0].grades else None for name, one in rows.items()}
+            facts = {name: about(one, max_new_tokens=max_new_tokens, judge=by[name]) for name, one in rows.items()}
             sets = {name: {"path": paths[name], **facts[name], **summed_up(one)} for name, one in rows.items()}
             return Evaluation(sets, {}, rows)
 
         if judging is not None and rows:
             listener.measured(scores())
-            rows = {name: graded(asked, judging) for name, asked in rows.items()}
+            for name, asked in rows.items():
+                rows[name] = graded(asked, judging)
+                listener.measured(scores())
             listener.answered(rows)
     if tasks is None:
         return scores()
-    if rows:
+    if rows and judge is None:
         listener.measured(scores())
     by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
     return replace(scores(), tasks=by_task, limit=tasks.limit)
@@ -272,14 +275,13 @@ def _keeper(run_dir: RunDir | None, before: Result | None, tasks: TaskSpec | Non
     if before is not None:
         base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None
         asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=base_code)}
-    weights, is_over = weights_of(run_dir.final), False
+    weights, said = weights_of(run_dir.final), set[str]()
 
     def keep(found: Evaluation) -> None:
-        nonlocal is_over
-        why = "" if is_over else _why_not_kept(run_dir, found, tasks, asked, weights)
-        if why:
+        why = _why_not_kept(run_dir, found, tasks, asked, weights)
+        if why and why not in said:
             logger.warning("[RESULT] the run does not keep what was measured: %s", why)
-        is_over = is_over or bool(why)
+        said.add(why)
 
     return keep
 

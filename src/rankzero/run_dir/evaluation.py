@@ -22,6 +22,9 @@ MEASURES = {"exact_match": "exact match", "token_f1": "token F1", "judge": "judg
 
 _OF_ONE_TIME = frozenset({*WHO, "path", "time"})
 """What of a set or task does not say how it was measured."""
+_JUDGE = ("judge_model", "judge_best")
+_GRADES = frozenset({"judge", "judged", "without_grade"})
+"""Of who answered: what a judge has said. The other scores come of the answers alone."""
 
 
 def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -67,11 +70,10 @@ def together(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[
         if same is None and name in sets and "path" not in sets[name]:  # kept by an older version, which knew no other
             same = name
         place = unique(name, sets) if same is None else same
-        sets[place] = _with_grades(_with_base(one, sets.get(place, {})), sets.get(place, {}))
+        sets[place] = _with_what_stays(one, sets.get(place, {}))
         placed.add(place)
     for name, one in _maps(new, "tasks"):
-        is_all = name in tasks and tasks[name].get("limit") is None
-        place = f"{name}{_limited(one['limit'])}" if is_all and one.get("limit") is not None else name
+        place = _place_of(name, one.get("limit"), tasks)
         tasks[place] = _with_base(one, tasks.get(place, {}))
     return {"sets": sets, "tasks": tasks}
 
@@ -88,16 +90,37 @@ def _with_base(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str
     return {**one, "base": before["base"]}
 
 
-def _with_grades(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the judge's grades from before, as of scores that are kept before it has graded: the answers are greedy, and
-    what is kept is of this result and base, so that they are the same."""
+def _with_what_stays(one: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A set with what it has from before where it was asked the same: scores of the base that was not asked now, and
+    grades of this judge, or of any where none has graded yet, of answers that score the same."""
     if _how(one) != _how(before):
         return one
-    return {**one, **{who: {**_inner(before, who), **_inner(one, who)} for who in WHO if who in one}}
+    is_same_judge = _JUDGE[0] not in one or all(one.get(key) == before.get(key) for key in _JUDGE)
+    whose = {}
+    for who in WHO:
+        was = _inner(before, who)
+        if who in one or (who == "base" and who in before):
+            now = _inner(one, who) if who in one else _ungraded(was)
+            whose[who] = {**was, **now} if is_same_judge and _ungraded(now) == _ungraded(was) else now
+    is_graded = any(scores.keys() & _GRADES for scores in whose.values())
+    return {**({key: before[key] for key in _JUDGE if key in before} if is_graded else {}), **one, **whose}
+
+
+def _ungraded(scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in scores.items() if key not in _GRADES}
+
+
+def _place_of(name: str, limit: object, tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of a task: where it stands, and of some rows beside all of them."""
+    if limit is None:
+        return name
+    beside = f"{name}{_limited(limit)}"
+    is_all = name in tasks and tasks[name].get("limit") is None
+    return beside if beside in tasks or is_all else name
 
 
 def _how(measured: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in measured.items() if key not in _OF_ONE_TIME}
+    return {key: value for key, value in measured.items() if key not in _OF_ONE_TIME and key not in _JUDGE}
 
 
 def unique(name: str, taken: Collection[str]) -> str:
