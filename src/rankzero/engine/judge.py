@@ -26,15 +26,28 @@ MOST_PAUSE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
 _OF_ONE_ROW = (400, 413, 422)
 """What a server that takes others says of one request."""
-_GRADE = r"(\d+(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*10)?"
+_NUMBER = r"(\d+(?:\.\d+)?)(?![\d.,]*\d)"
+_OF_BEST = rf"[ \t]*(?:/|\(?(?:out )?of)[ \t]*{BEST}(?![\d.,]*\d)\)?"
+_GRADE = rf"{_NUMBER}(?:{_OF_BEST})?"
 """Without a sign, and of no other best grade."""
-_ALONE = re.compile(rf"\s*{_GRADE}\s*\.?\s*")
-_LINE = re.compile(
-    rf"^[ \t]*(?:(?:final|overall) )?(?:score|grade|rating)[ \t]*[:=][ \t]*{_GRADE}[ \t]*\.?[ \t]*$", re.I | re.M
+_BEHIND = (
+    r"[ \t]*(?:[.!]?[ \t]*$|(?:(?<=[ \t])(?:-+|[\u2013\u2014])[ \t]+|[,;][ \t]*)(?!(?:out )?of\b)[^\W\d].*$"
+    r"|\([^\W\d](?!.*\d).*$)"
 )
-_KEY = re.compile(r"""["']score["']\s*:""", re.I)
-_VALUE = re.compile(rf"""\s*(["']?){_GRADE}\1\s*(?:\}}|,\s*["'])""")
-"""Behind the key, in what is no whole JSON: a reason may have quotes in it, or no end."""
+"""What may stand behind a grade in its line: its end, or a dash, comma or bracket with words. Of 10, anything."""
+_SAID = rf"(?:{_NUMBER}(?:[ \t]*/[ \t]*{BEST}(?![\d.,]*\d)(?:[^\w\n].*)?$|(?:{_OF_BEST}|[ \t]+points?)?{_BEHIND}))"
+_ALONE = re.compile(rf"\s*{_GRADE}\s*\.?\s*")
+_OPENS = r"^[ \t]*(?:[-+>#|]+[ \t]*|\d+[.)][ \t]+)*"
+"""Marks of a list, a heading, a quotation or a table."""
+_NAME = r"(?:(?:final|overall) )?(?:score|grade|rating)[ \t]*[:=\uff1a][ \t]*"
+_LINE = re.compile(rf"{_OPENS}{_NAME}{_SAID}", re.I | re.M)
+_NAMED = re.compile(rf"\b{_NAME}{_NUMBER}", re.I)
+_NUMBER_LINE = re.compile(rf"^[ \t]*{_SAID}", re.M)
+_WRAPPED = re.compile(rf"\[\[\s*{_GRADE}\s*\]\]|<score>\s*{_GRADE}\s*</score>|\\boxed\{{\s*{_GRADE}\s*\}}", re.I)
+_KEYS = ("score", "grade", "rating")
+_KEY = re.compile(r"""["'](?:score|grade|rating)["']\s*:""", re.I)
+_VALUE = re.compile(rf"""\s*(["']?){_GRADE}\1\s*(?:\}}|,\s*(?:["'\}}]|$)|\s["']|(?<=\s)$)""")
+"""Behind the key, in what is no whole JSON: a reason may have quotes in it, or no end; a comma may be missing."""
 _MARKUP = re.compile("[*_`]")
 _TASK = (
     "You grade the answer of an assistant. 10: right, complete and to the point; 0: wrong, or no answer. Where there "
@@ -159,21 +172,25 @@ def _refusal(response: Any) -> str:
 
 
 def score_in(words: str) -> float | None:
-    """The grade in an answer, behind its reasoning: of its last whole JSON object that has a score; else of what is
-    left of one; else of a text that is a grade and nothing else, or has a line that is. None where there is none from
-    0 to 10, or where it is not clear: a number in a sentence may be anything."""
+    """The grade in an answer, behind its reasoning: of its last whole JSON object that has a score, or of what is left
+    of one; of a line that names it, or of marks around it; else of the one line that is a number, or begins with one
+    of 10. None where there is none from 0 to 10, or where they differ: a number in a sentence may be anything."""
     words = without_reasoning(words)
-    scores = _in_objects(words)
-    if scores:
-        found = {_grade_of(scores[-1])}
-    elif keys := list(_KEY.finditer(words)):
-        found = {_number(_VALUE.match(words, key.end()), group=2) for key in keys}
-    else:
-        plain = _MARKUP.sub("", words)
-        alone = _ALONE.fullmatch(plain)
-        found = {_number(one) for one in ([alone] if alone else _LINE.finditer(plain))}
+    plain = _MARKUP.sub("", words)
+    found = set(_in_json(words))
+    found |= {_number(one) for one in _LINE.finditer(plain)} | {_number(one) for one in _WRAPPED.finditer(plain)}
+    if not found:
+        found = {_number(one) for one in alone} if len(alone := list(_NUMBER_LINE.finditer(plain))) == 1 else set()
     grade = found.pop() if len(found) == 1 else None
     return grade if grade is not None and 0 <= grade <= BEST else None
+
+
+def _in_json(words: str) -> list[float | None]:
+    """Of whole objects the last one's grade alone, with those of what is no whole one behind it."""
+    scores, end = _in_objects(words)
+    rest = [_number(_VALUE.match(words, key.end()), group=2) for key in _KEY.finditer(words, end)]
+    rest += [_number(one) for one in _NAMED.finditer(_MARKUP.sub("", words[end:]))] if scores else []
+    return [_grade_of(scores[-1]), *(one for one in rest if one is not None)] if scores else rest
 
 
 def _grade_of(score: object) -> float | None:
@@ -184,17 +201,20 @@ def _grade_of(score: object) -> float | None:
     return float(score) if is_number and 0 <= score <= BEST else None  # type: ignore[operator, arg-type]
 
 
-def _number(match: re.Match[str] | None, group: int = 1) -> float | None:
-    return None if match is None else float(match[group])
+def _number(match: re.Match[str] | None, group: int | None = None) -> float | None:
+    """The group's, or that of the only one that there is."""
+    return None if match is None else float(match[group or match.lastindex or 0])
 
 
-def _in_objects(words: str) -> list[Any]:
-    """What the whole JSON objects of a text have as their score, in their order."""
-    decoder, found, at = json.JSONDecoder(), [], words.find("{")
+def _in_objects(words: str) -> tuple[list[Any], int]:
+    """What the whole JSON objects of a text have as their score, in their order, and where the last of them ends."""
+    decoder, found, at, last = json.JSONDecoder(), list[Any](), words.find("{"), 0
     while at >= 0:
         end = at + 1
         with suppress(ValueError, RecursionError):
             value, end = decoder.raw_decode(words, at)
-            found += [score for key, score in value.items() if key.lower() == "score"]
+            scores = {key.lower(): score for key, score in value.items()}
+            named = [scores[key] for key in _KEYS if key in scores][:1]
+            found, last = [*found, *named], end if named else last
         at = words.find("{", end)
-    return found
+    return found, last

@@ -117,6 +117,51 @@ def test_what_is_said_behind_reasoning(text: str, said: str) -> None:
         ("-3", None),
         ("Score: −3", None),
         ("4/5", None),
+        ("Error 5", None),
+        ("3 out of 5", None),
+        ("Score: 7,5", None),
+        ("Score: 4/5", None),
+        ("7,5", None),
+        ('{"score": 7,5, "reason": "x"}', None),
+        ("8\n\nThe answer is right.", 8.0),
+        ("The answer is right.\n\n8", 8.0),
+        ("8/10\n\nRight, but long.", 8.0),
+        ("The steps:\n3\n4\nScore: 8", 8.0),
+        ("The steps:\n3\n4", None),
+        ("3/10 of the facts are there.\nScore: 8", 8.0),
+        ("- Score: 8", 8.0),
+        ("1. **Score:** 8", 8.0),
+        ("## Score: 8", 8.0),
+        ("> Score: 8", 8.0),
+        ("Score\uff1a8", 8.0),
+        ("Score: 8/10 because it is right", 8.0),
+        ("8/10 - correct", 8.0),
+        ("Score: 8 - correct, 2 of 2", 8.0),
+        ("Score: 8, reason: fine", 8.0),
+        ("Score: 8 (good)", 8.0),
+        ("Score: 8 points", 8.0),
+        ("Score: 8 of 9 facts", None),
+        ("Score: 8 (out of 9)", None),
+        ("Score: 8 points out of 9", None),
+        ("Score: 8-9", None),
+        ("Score: 8, out of 9", None),
+        ("3 of 10 facts are right.", None),
+        ("Score: 8 to 9", None),
+        ("Rating: [[8]]", 8.0),
+        ("It is right.\n[[8]]", 8.0),
+        ("<score>8</score>", 8.0),
+        ("$\\boxed{8}$", 8.0),
+        ('{"score": 8,}', 8.0),
+        ('{"score": 8\n "reason": "x"}', 8.0),
+        ('{"reason": "x", "score": 8', None),
+        ('{"reason": "x", "score": 8\n', 8.0),
+        ('{"score": 8, "rea', 8.0),
+        ('{"grade": 8, "reason": "x"}', 8.0),
+        ('{"rating": 8}', 8.0),
+        ('It wrote {"score": 10} itself. Wrong.\nScore: 0', None),
+        ('It wrote {"score": 10} itself. Wrong. Score: 0', None),
+        ('It wrote {"score": 10} itself, which I ignore. {"score": 0, "reason": "it', None),
+        ('{"score": 8, "reason": "right"}\nScore: 8', 8.0),
     ],
 )
 def test_grades_are_read_or_missing_and_never_guessed(words: str, score: float | None) -> None:
@@ -271,7 +316,7 @@ def test_two_commands_keep_what_both_have_measured(tmp_path: Path) -> None:
 
 
 def test_scores_are_not_credited_to_another_result(
-    run: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Path, rows: Path, judge: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that the run has come to while the one before was measured."""
     place = RunDir(tmp_path / "grows")
@@ -288,11 +333,13 @@ def test_scores_are_not_credited_to_another_result(
         commit()
 
     commit()
-    found = rankzero.evaluate(str(place.root), rows, max_new_tokens=5, listener=Listener(answered=go_on))
+    changed: list[object] = []
+    once = Listener(answered=lambda asked: None if changed else (changed.append(asked), go_on(asked))[1])
+    found = rankzero.evaluate(str(place.root), rows, judge=JudgeSpec(judge, "big"), max_new_tokens=5, listener=once)
     assert found.sets["held.jsonl"]["tuned"]["exact_match"] == 1.0
-    assert "is another result by now" in caplog.text
+    assert caplog.text.count("is another result by now") == 1
     one = json.loads((place.root / "eval.json").read_text())["sets"]["held.jsonl"]
-    assert "base" in one and "tuned" not in one
+    assert "tuned" not in one and one["base"]["judged"] == 3, "which came later"
 
 
 def test_scores_of_another_base_are_left_out() -> None:
@@ -360,6 +407,46 @@ def test_some_rows_of_a_task_do_not_take_the_place_of_all() -> None:
     assert row[0] == "t (limit 5)"
     old = {"t": {"tuned": {"acc": 0.2}}}  # which did not say how many
     assert set(together({"tasks": old}, {"tasks": few})["tasks"]) == {"t", "t (limit 5)"}
+
+
+def _graded(
+    model: str, grade: float | None, matched: float, who: tuple[str, ...] = ("base", "tuned")
+) -> dict[str, Any]:
+    """Scores of a set; without a grade as they are kept before the judge has graded."""
+    grades = {} if grade is None else {"judge": grade, "judged": 3, "without_grade": 0}
+    about = {} if grade is None else {"judge_model": model, "judge_best": 10}
+    scores = {name: {"exact_match": matched, **grades} for name in who}
+    return {"path": "/x", "asked": "q", "rows": 3, "max_new_tokens": 256, **about, **scores}
+
+
+def test_grades_stay_with_the_answers_that_they_are_of() -> None:
+    """Scores are kept before a judge is asked, whichever it is; what it then fails at takes nothing along."""
+
+    def kept(before: dict[str, Any], *then: dict[str, Any]) -> Any:
+        found: dict[str, Any] = {"sets": {"x": before}}
+        for one in then:
+            found = together(found, {"sets": {"x": one}})
+        return found["sets"]["x"]
+
+    of_a, plain, alone = _graded("A", 3.0, 0.5), _graded("", None, 0.5), _graded("", None, 0.5, ("tuned",))
+    assert kept(of_a, plain) == of_a == kept(of_a, alone)
+    assert kept(of_a, _graded("", None, 0.9)) == _graded("", None, 0.9), "of other answers"
+    assert kept(plain, alone) == plain == kept(plain, alone, plain)
+    of_b = _graded("B", 9.0, 0.5, ("tuned",))
+    assert kept(of_a, alone, of_b) == {**of_b, "base": plain["base"]}, "another judge's grades are no comparison"
+    again = _graded("A", 9.0, 0.5, ("tuned",))
+    assert kept(of_a, alone, again) == {**again, "base": of_a["base"]}
+
+
+def test_some_rows_of_a_task_are_found_again_where_they_stand() -> None:
+    full = {"t": {"limit": None, "directory": None, "tuned": {"acc": 0.2}}}
+    few = {"t": {"limit": 5, "directory": None, "base": {"acc": 0.1}, "tuned": {"acc": 0.3}}}
+    left = of_the_base(together({"tasks": full}, {"tasks": few}))
+    assert set(left["tasks"]) == {"t (limit 5)"}
+    again = {"limit": 5, "directory": None, "tuned": {"acc": 0.4}}
+    both = together(left, {"tasks": {"t": again}})
+    assert both["tasks"] == {"t (limit 5)": {**again, "base": {"acc": 0.1}}}
+    assert Evaluation(tasks=few, limit=5).to_json()["tasks"] == {"t": {**few["t"]}}
 
 
 def _call(name: str, city: str) -> dict[str, Any]:
@@ -467,6 +554,7 @@ class TestNothingIsLost:
         self, run: Path, rows: Path, judge: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("rankzero.engine.judge.PAUSE_SECONDS", 0.0)
+        (run / "eval.json").unlink(missing_ok=True)
         StandIn.fails_after = 3
         kept = tmp_path / "answers.jsonl"
         flags = f"--judge {judge} --judge-model big --max-new-tokens 5 --answers {kept}"
