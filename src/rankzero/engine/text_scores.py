@@ -17,8 +17,9 @@ _ONE_FORM = str.maketrans({dash: "-" for dash in "‐‑‒–−"} | {"\u2044":
 _SUPERSCRIPT = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207b]+")
 _FRACTION = re.compile("(?<=\\d)(?=[\u00bc-\u00be\u2150-\u215f\u2189])")
 """Between a whole number and the fraction that is more of it, of which the plain form begins with a digit."""
-_LIST = re.compile(r"\[[^\[\]]*\]")
-_BETWEEN_DIGITS = re.compile(r"(?<=\d),(?=\d)")
+_IN_LISTS = re.compile(r"(?<!\\)[\[\]]|(?<=\d),(?=\d)")
+"""Brackets, but those of LaTeX's \\[ … \\], and commas between digits."""
+_ONE_NUMBER = re.compile(r"[^\w\[\],]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\w\[\],]*")
 _VARIATION = re.compile("[\ufe00-\ufe0f]")
 """Which picture of a character is shown."""
 _LINE_MARK = re.compile(r"^[ \t]*(?:[*+-](?=\s+[^\s\d.,])|#+(?=\s)|[-*]{2,}\s*$)", re.MULTILINE)
@@ -44,10 +45,27 @@ def normalised(text: str) -> list[str]:
     Compatible forms of a character are one (NFKC), but that what is raised stays a power. In a list commas part."""
     powers = _SUPERSCRIPT.sub(lambda found: f"^{found[0]}", _VARIATION.sub("", text))
     plain = unicodedata.normalize("NFKC", _FRACTION.sub(" ", powers)).casefold().translate(_ONE_FORM)
-    plain = _LIST.sub(lambda found: _BETWEEN_DIGITS.sub(", ", found[0]), plain)
+    plain = _lists_parted(plain)
     for mark in (_LINE_MARK, _SPACED_DASHES, _EMPHASIS):
         plain = mark.sub(" ", plain)
     return "".join(_as_words(plain, at) for at in range(len(plain))).split()
+
+
+def _lists_parted(text: str) -> str:
+    """With a space behind each comma between digits in a list, at any depth. What has one number in it, whose digits
+    commas group, is none."""
+    opened: list[tuple[int, list[int]]] = []
+    commas: list[int] = []
+    for found in _IN_LISTS.finditer(text):
+        if found[0] == "[":
+            opened.append((found.end(), []))
+        elif found[0] == "," and opened:
+            opened[-1][1].append(found.end())
+        elif found[0] == "]" and opened:
+            start, own = opened.pop()
+            commas += [] if _ONE_NUMBER.fullmatch(text, start, found.start()) else own
+    places = [0, *sorted(commas), len(text)]
+    return " ".join(text[start:end] for start, end in zip(places, places[1:], strict=False))
 
 
 def _as_words(text: str, at: int) -> str:
