@@ -110,17 +110,26 @@ def used_in(root: Path) -> dict[str, str]:
 def _is_read(root: Path) -> bool:
     """Whether somebody uses the cache who could not say what of it."""
     try:
-        file = os.open(root / USES / _READERS, os.O_RDWR | os.O_NOFOLLOW)
-    except (FileNotFoundError, PermissionError):  # who may not write it prunes nothing
+        file, may_write = _opened(root / USES / _READERS)
+    except FileNotFoundError:
         return False
+    except PermissionError:
+        return True  # nobody can tell
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)  # else there are no locks, and nothing is pruned
+    except OSError as error:  # else there are no locks, and nothing is pruned; or NFS wants a file that may be written
+        return isinstance(error, BlockingIOError) or not may_write
     else:
         return False
     finally:
         os.close(file)
+
+
+def _opened(readers: Path) -> tuple[int, bool]:
+    """The file, and whether it may be written, which NFS wants for a lock; another user's perhaps may not."""
+    with suppress(PermissionError):
+        return os.open(readers, os.O_RDWR | os.O_NOFOLLOW), True
+    return os.open(readers, os.O_RDONLY | os.O_NOFOLLOW), False
 
 
 @contextmanager
@@ -153,10 +162,10 @@ def _locked(root: Path, how: int) -> Iterator[None]:
 def _make(lock: Path, root: Path) -> None:
     """A file for everybody who may use the cache."""
     lock.touch()
-    with suppress(OSError):  # another user was faster
-        mode = root.stat().st_mode & 0o7777  # who may write the cache may note that they use it
-        lock.parent.chmod(mode)
-        lock.chmod(mode & 0o666)
+    mode = root.stat().st_mode & 0o7777  # who may write the cache may note that they use it
+    for path, permitted in ((lock.parent, mode), (lock, mode & 0o666)):
+        with suppress(OSError):  # another user's, who was faster
+            path.chmod(permitted)
 
 
 def _note(lease: _Lease, name: str) -> None:
