@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -16,6 +17,8 @@ from rankzero.cache.contents import TRASH, Entry, entries
 from rankzero.cache.kinds import KINDS
 from rankzero.cache.uses import nobody_begins
 from rankzero.run_dir.atomic import place_given_by, storage_errors
+
+_log = logging.getLogger("rankzero.cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,12 @@ def prune(
     with place_given_by("the variable RANKZERO_CACHE"), storage_errors(root):
         if dry_run:
             return _chosen(root, older_than, keep, kinds)
-        _empty_trash(root)
+        stuck = _empty_trash(root)
         try:
             with nobody_begins(root):
                 return _moved(root, _chosen(root, older_than, keep, kinds))
         finally:
-            _empty_trash(root)
+            _empty_trash(root, stuck)
 
 
 def _moved(root: Path, chosen: Pruned) -> Pruned:
@@ -123,14 +126,23 @@ def _rename(paths: Iterable[Path], trash: Path) -> None:
             path.rename(trash / uuid.uuid4().hex)
 
 
-def _empty_trash(root: Path) -> None:
-    """Remove what this call, or one that was killed, has moved there. It is listed while nobody moves anything."""
+def _empty_trash(root: Path, stuck: Collection[Path] = ()) -> list[Path]:
+    """Remove what this call, or one that was killed, has moved there, but what was `stuck` before. It is listed while
+    nobody moves anything. What cannot be removed, as a mount point, is said, and returned."""
     with nobody_begins(root):
         places = [root / TRASH, *(root / kind / TRASH for kind in KINDS if not (root / kind).is_symlink())]
         left = [path for trash in places for path in _listed(trash)]
+    stays = []
     for path in left:
-        with suppress(PermissionError):  # another user's, who removes it
-            _remove(path)
+        try:
+            if path not in stuck:
+                _remove(path)
+        except PermissionError:
+            pass  # another user's, who removes it
+        except OSError as error:
+            _log.warning("%s stays: %s", path, error.strerror or error)
+            stays.append(path)
+    return stays
 
 
 def _listed(trash: Path) -> list[Path]:

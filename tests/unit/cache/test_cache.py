@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -215,6 +216,52 @@ def test_who_can_only_read_the_cache_keeps_everything(own_cache: Path, monkeypat
     assert len(prune(own_cache, older_than=0.0).gone) == 1
 
 
+def test_who_can_only_read_the_lock_of_those_who_can_only_read_sees_them(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that another user of the same cache has made; one that cannot be read either tells nothing."""
+    put(own_cache, "downloads/abc/data")
+    assert prune(own_cache, older_than=DAY).gone == ()
+    readers = own_cache / ".uses/readers"
+    opened = os.open
+
+    def theirs(refused: int) -> Any:
+        def open_(path: Any, flags: int, *mode: int, **named: Any) -> int:
+            if Path(path) == readers and flags & os.O_ACCMODE in (os.O_RDWR, refused):
+                raise PermissionError(13, "Permission denied", str(path))
+            return opened(path, flags, *mode, **named)
+
+        return open_
+
+    file = os.open(readers, os.O_RDONLY)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    monkeypatch.setattr(os, "open", theirs(os.O_RDWR))
+    assert prune(own_cache, older_than=0.0).gone == ()
+    os.close(file)
+    monkeypatch.setattr(os, "open", theirs(os.O_RDONLY))
+    assert prune(own_cache, older_than=0.0).gone == ()
+    monkeypatch.setattr(os, "open", theirs(os.O_RDWR))
+    assert len(prune(own_cache, older_than=0.0).gone) == 1
+
+
+def test_a_lock_is_for_all_users_also_in_the_directory_of_another(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_cache / ".uses").mkdir(parents=True)
+    own_cache.chmod(0o777)
+    chmod = os.chmod
+
+    def theirs_is_refused(path: Any, *arguments: Any, **named: Any) -> None:
+        if Path(path).name == ".uses":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        chmod(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "chmod", theirs_is_refused)
+    prune(own_cache, older_than=DAY)
+    modes = {(own_cache / ".uses" / name).stat().st_mode & 0o777 for name in ("lock", "readers")}
+    assert modes == {0o666}
+
+
 def test_who_only_looks_takes_nothing_from_those_who_begin(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has its name is locked: nobody takes it for one of a process that is gone."""
     from rankzero.cache import uses
@@ -308,6 +355,25 @@ def test_a_trash_that_another_user_keeps_is_left_alone(own_cache: Path, monkeypa
     monkeypatch.setattr(Path, "rename", none_into_it)
     assert len(prune(own_cache, older_than=0.0).gone) == 1
     assert not (own_cache / "downloads/abc").exists() and not list(own_cache.glob("downloads/.trash/*"))
+
+
+def test_what_cannot_be_removed_from_the_trash_does_not_end_pruning(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a mount point, or a file that NFS has renamed because somebody has it open."""
+    put(own_cache, ".trash/busy/data")
+    put(own_cache, "downloads/abc/data")
+    remove = shutil.rmtree
+
+    def busy(path: Path) -> None:
+        if path.name == "busy":
+            raise OSError(16, "Device or resource busy", str(path))
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    assert len(prune(own_cache, older_than=0.0).gone) == 1
+    assert [path.name for path in own_cache.glob(".trash/*")] == ["busy"]
+    assert caplog.text.count("Device or resource busy") == 1 and "busy stays" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["models/abc/weights", "images/ab/abcd"])
