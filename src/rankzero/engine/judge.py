@@ -26,6 +26,8 @@ MOST_PAUSE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
 _OF_ONE_ROW = (400, 413, 422)
 """What a server that takes others says of one request."""
+REFUSALS_IN_A_ROW = 3
+"""After so many it is asked whether it takes others."""
 _NUMBER = r"(\d+(?:\.\d+)?)(?![\d.,]*\d)"
 _OF_BEST = rf"[ \t]*(?:/|\(?(?:out )?of)[ \t]*{BEST}(?![\d.,]*\d)\)?"
 _GRADE = rf"{_NUMBER}(?:{_OF_BEST})?"
@@ -84,6 +86,8 @@ class Judge:
         self.model, self._sleep, self._failures = model, sleep, httpx2.HTTPError
         self._at_zero = True
         """Whether it is asked for its likeliest words: some models refuse to be told a temperature."""
+        self._refusals = 0
+        """Since its last answer."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=TIMEOUT_SECONDS, headers=headers)
 
@@ -97,11 +101,14 @@ class Judge:
 
     def grade(self, question: str, answer: str, reference: str | None) -> Graded:
         """The grade of one answer; none where the server refuses this one. Raises AccessError where the key is refused,
-        ServiceError where nobody answers."""
+        ServiceError where nobody answers, or it refuses several in a row and the made-up answer too."""
         response = self._ask(question, answer, reference)
         if response.status_code in _OF_ONE_ROW:
+            self._refusals += 1
+            if self._refusals % REFUSALS_IN_A_ROW == 0:
+                self.require_answer()
             return Graded(None, _refusal(response), refused=True)
-        words = _words_of(response, without_secrets(self._url))
+        words, self._refusals = _words_of(response, without_secrets(self._url)), 0
         return Graded(score_in(words), words)
 
     def require_answer(self) -> None:

@@ -520,6 +520,18 @@ def test_what_is_no_key_is_said_and_not_shown(key: str) -> None:
     assert "0123456789" not in str(raised.value)
 
 
+def test_a_judge_that_refuses_everything_is_down(judge: str) -> None:
+    """It took the made-up answer before; whether it still does is asked where it refuses several in a row."""
+    with Judge(judge, "big", {}, pytest.fail) as asked:
+        StandIn.statuses = [400, 413, 200, 400, 422, 400]
+        assert [asked.grade("q", "a", "a").refused for _ in range(6)] == [True, True, False, True, True, True]
+        assert len(StandIn.asked) == 7 and asked.grade("q", "a", "a").score == 10.0
+        StandIn.statuses = [400] * 4
+        assert all(asked.grade("q", "a", "a").refused for _ in range(2))
+        with pytest.raises(ServiceError, match="answered 400"):
+            asked.grade("q", "a", "a")
+
+
 def test_a_judge_says_when_it_may_be_asked_again(judge: str) -> None:
     waited: list[float] = []
     for after, wanted in (("7", 7.0), ("1", 2.0), ("86400", 60.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 2.0)):
