@@ -584,6 +584,19 @@ class TestNothingIsLost:
         one = json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
         assert "judge" in one["base"] and "judge" in one["tuned"], "asked the same"
 
+    def test_grades_of_a_set_stay_where_the_judge_fails_at_the_next(
+        self, run: Path, rows: Path, judge: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rankzero.engine.judge.PAUSE_SECONDS", 0.0)
+        (run / "eval.json").unlink(missing_ok=True)
+        other = shutil.copy(rows, rows.parent / "other.jsonl")
+        StandIn.fails_after = 1 + 3 + 1
+        flags = f"--no-base --judge {judge} --judge-model big --max-new-tokens 5"
+        assert cli(f"eval {run} --data {rows} --data {other} {flags}").code == 69
+        sets = json.loads((run / "eval.json").read_text())["sets"]
+        assert sets["held.jsonl"]["tuned"]["judged"] == 3 and sets["held.jsonl"]["judge_model"] == "big"
+        assert "judge_model" not in sets["other.jsonl"] and "exact_match" in sets["other.jsonl"]["tuned"]
+
     def test_one_answer_that_the_judge_refuses_has_no_grade(
         self, run: Path, rows: Path, judge: str, cli: Cli, caplog: pytest.LogCaptureFixture
     ) -> None:
