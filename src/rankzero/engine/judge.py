@@ -39,7 +39,7 @@ _BEHIND = (
 """What may stand behind a grade in its line: its end, or a dash, comma or bracket with words. Of 10, anything."""
 _SAID = rf"(?:{_NUMBER}(?:[ \t]*/[ \t]*{BEST}(?![\d.,]*\d)(?:[^\w\n].*)?$|(?:{_OF_BEST}|[ \t]+points?)?{_BEHIND}))"
 _ALONE = re.compile(rf"\s*{_GRADE}\s*\.?\s*")
-_OPENS = r"^[ \t]*(?:[-+>#|]+[ \t]*|\d+[.)][ \t]+)*"
+_OPENS = r"^[ \t]*(?:[-+>#|][ \t]*|\d+[.)][ \t]+)*"
 """Marks of a list, a heading, a quotation or a table."""
 _NAME = r"(?:(?:final|overall) )?(?:score|grade|rating)[ \t]*[:=\uff1a][ \t]*"
 _LINE = re.compile(rf"{_OPENS}{_NAME}{_SAID}", re.I | re.M)

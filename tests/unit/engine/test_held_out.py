@@ -132,6 +132,7 @@ def test_what_is_said_behind_reasoning(text: str, said: str) -> None:
         ("- Score: 8", 8.0),
         ("1. **Score:** 8", 8.0),
         ("## Score: 8", 8.0),
+        ("#" * 100 + "x", None),  # whatever is repeated is read in no time
         ("> Score: 8", 8.0),
         ("Score\uff1a8", 8.0),
         ("Score: 8/10 because it is right", 8.0),
