@@ -20,12 +20,16 @@ from rankzero.launch.render.container import variables
 from rankzero.launch.render.sbatch_parts import (
     IS_CANCELLED,
     IS_TO_GO_ON,
+    START,
     command,
     environment,
+    heard_as_stop,
     inputs,
     inputs_digest,
+    is_left_to_the_next,
     last_note,
     launch,
+    leave_to_the_next,
     named_options,
     noted_job,
     option_value,
@@ -44,8 +48,6 @@ FIRST_PORT, MOST_JOBS = 15000, 5000
 IDLE_ALLOCATIONS = 3
 LOOK_SECONDS = 5
 """How soon the batch script hears of a node that has failed."""
-_START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
-"""Which start of which job it is, to the shell."""
 _RETRIED = sorted(set(ExitCode) - NEVER_RETRIED - {ExitCode.DONE, ExitCode.STOPPED})
 
 
@@ -122,28 +124,30 @@ def _beside(plan: Plan) -> Iterator[str]:
     """A node that fails before it has met the others, or for good while they wait for it, can tell them nothing: they
     are asked to save and leave."""
     if plan.cluster.num_nodes > 1:
-        yield f'until grep -qsx "{_START}" "$state/nodes/over"; do sleep {LOOK_SECONDS}; done'
+        yield f'until grep -qsx "{START}" "$state/nodes/over"; do sleep {LOOK_SECONDS}; done'
         yield 'scancel --signal=TERM "$SLURM_JOB_ID"'
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
     """What becomes of the job, by the codes of its nodes."""
-    yield "failed= stopped="
+    yield "failed= stopped= final="
     yield "for ((node = 0; node < nodes; node++)); do"
     yield from (f"  {line}" for line in last_note("$node"))
     yield '  case "$code" in'
     yield "    0) ;;"
     yield f"    {int(ExitCode.STOPPED)}) stopped=1 ;;"
-    yield '    *) failed="${failed:-$code}" ;;'
+    yield "    *)"
+    yield '      failed="${failed:-$code}"'
+    yield f'      {is_left_to_the_next("$node")} || final="${{final:-$code}}" ;;'
     yield "  esac"
     yield "done"
-    yield '[ -z "$failed" ] || exit "$failed"'
-    yield '[ -n "$stopped" ] || exit 0'
+    yield '[ -z "$final" ] || exit "$final"'
+    yield '[ -n "$stopped$failed" ] || exit 0'
     yield from IS_TO_GO_ON
     yield from (f"  {line}" for line in _gets_on(plan))
-    yield '  scontrol requeue "$SLURM_JOB_ID"  # saved: it continues where it stopped'
+    yield '  scontrol requeue "$SLURM_JOB_ID"  # it continues from what it has saved'
     yield "fi"
-    yield f"exit {int(ExitCode.STOPPED)}"
+    yield f'exit "${{failed:-{int(ExitCode.STOPPED)}}}"'
 
 
 def _gets_on(plan: Plan) -> Iterator[str]:
@@ -163,6 +167,7 @@ def _gets_on(plan: Plan) -> Iterator[str]:
     yield '  if [ "${step:-none}" = "$before" ]; then idle=$((idle + 1)); else idle=0; fi'
     yield '  echo "${step:-none} $idle" > "$state/progress"'
     yield f'  if [ "$idle" -ge {IDLE_ALLOCATIONS} ]; then'
+    yield '    [ -z "$failed" ] || exit "$failed"  # which says why nothing is saved'
     yield f'    echo {_quoted(json.dumps(words))} > "$state/nodes/0.words"'
     yield f'    echo "end $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) {code}" >> "$state/nodes/0"'
     yield f"    exit {code}"
@@ -178,6 +183,7 @@ def _node_script(plan: Plan, state: str) -> str:
     inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
     again = "|".join(str(code + RETRY_EXIT_OFFSET) for code in _RETRIED)
     done, stopped = int(ExitCode.DONE), int(ExitCode.STOPPED)
+    peer_lost = ExitCode.SERVICE + RETRY_EXIT_OFFSET
     return f"""\
 # The node command of one node. Ranks and addresses are those that Slurm gives.
 asked= killed=0
@@ -189,11 +195,11 @@ export RANKZERO_CONTROL_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {MOST_JOBS} * 2))
 export MASTER_PORT=$((RANKZERO_CONTROL_PORT + 1))
 export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.words"
 note() {{
-  echo "$1 {_START} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
+  echo "$1 {START} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
 }}
 leave() {{  # for good; where that is a failure, no other node is to wait for this one
   note end "$1"
-  case $1 in {done}|{stopped}) ;; *) echo "{_START}" > "$nodes/over" ;; esac
+  case $1 in {done}|{stopped}) ;; *) echo "{START}" > "$nodes/over" ;; esac
   exit "$1"
 }}
 {setup(plan, '"$nodes/$SLURM_NODEID.words"')}\
@@ -201,18 +207,19 @@ while :; do
   : > "$nodes/$SLURM_NODEID.words"
   note begin "$SLURMD_NODENAME"
   # a signal does not reach what is not there yet
-  if [ -n "$asked" ] || {IS_CANCELLED} || grep -qsx "{_START}" "$nodes/over"; then code={stopped}; break; fi
+  if [ -n "$asked" ] || {IS_CANCELLED} || grep -qsx "{START}" "$nodes/over"; then code={stopped}; break; fi
   {command(plan, "rankzero.launch.node")}
   code=$?
+  {heard_as_stop(peer_lost)}
   case $code in
-    {stopped + RETRY_EXIT_OFFSET}) code={stopped}; break ;;
+    {stopped}|{stopped + RETRY_EXIT_OFFSET}) code={stopped}; break ;;
     {again}) ;;
     129|1[3-8]?|190|191)
       killed=$((killed + 1))
-      if [ $killed -gt {plan.cluster.max_restarts} ] && [ -z "$asked" ]; then break; fi ;;
+      if [ $killed -gt {plan.cluster.max_restarts} ]; then break; fi ;;
     *) break ;;
   esac
-  if [ -n "$asked" ]; then code={stopped}; break; fi
+  {leave_to_the_next("$SLURM_NODEID")}
   note end $code
 done
 leave $code

@@ -10,12 +10,15 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from rankzero.errors import ExitCode
+from rankzero.errors import INTERRUPTED, ExitCode
 from rankzero.launch import labels
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
+START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
+"""Which start of which job it is, to the shell."""
+_SIGTERM = 143
 IS_CANCELLED = 'grep -qsx "$SLURM_JOB_ID" "$state/cancelled"'
 """To a shell that knows where the run's directory is: somebody wants this job to end for good (`RunState.cancel`)."""
 
@@ -157,17 +160,34 @@ set_up() {{
     return check + "".join(f"{line}\n" for line in lines)
 
 
+def heard_as_stop(*codes: int) -> str:
+    """To a shell that started one of our commands: which exit codes say no more than that it was `asked` to stop. A
+    signal ends Python before it listens, and `codes` are those of who only followed others."""
+    known = "|".join(str(code) for code in (INTERRUPTED, _SIGTERM, *codes))
+    return f'if [ -n "$asked" ]; then case $code in {known}) code={int(ExitCode.STOPPED)} ;; esac; fi'
+
+
+def leave_to_the_next(name: str) -> str:
+    """Where a command that was asked to stop failed, and may be tried again: not here. The failure is seen, and the
+    batch script finds that another allocation may cure it."""
+    return f'if [ -n "$asked" ]; then echo "{START}" > "$nodes/{name}.again"; break; fi'
+
+
+def is_left_to_the_next(name: str) -> str:
+    """To the batch script."""
+    return f'grep -qsx "{START}" "$state/nodes/{name}.again"'
+
+
 def last_note(name: str) -> Iterator[str]:
     """`code` becomes what that part of the run noted at its end, else srun's own, or 70; of one that was cancelled
     before it began or heard a signal 75, which is noted in its place. What was killed later has not said that it saved.
     """
-    start = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
     yield f'read -r word job restart _ code < <(tail -n 1 "$state/nodes/{name}" 2> /dev/null) || word='
-    yield f'if [ "$word $job $restart" != "end {start}" ]; then'
+    yield f'if [ "$word $job $restart" != "end {START}" ]; then'
     yield "  code=$((status ? status : 70))  # it was ended before it could say how"
-    yield f'  if {IS_CANCELLED} && {{ [ "$word $job $restart" != "begin {start}" ] || [ $status = 143 ]; }}; then'
+    yield f'  if {IS_CANCELLED} && {{ [ "$word $job $restart" != "begin {START}" ] || [ $status = 143 ]; }}; then'
     yield f"    code={int(ExitCode.STOPPED)}"
-    yield f'    echo "end {start} $(date +%s) $code" >> "$state/nodes/{name}"'
+    yield f'    echo "end {START} $(date +%s) $code" >> "$state/nodes/{name}"'
     yield "  fi"
     yield "fi"
 

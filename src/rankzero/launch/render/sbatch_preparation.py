@@ -24,10 +24,13 @@ from rankzero.launch.render.sbatch_parts import (
     IS_TO_GO_ON,
     command,
     environment,
+    heard_as_stop,
     inputs,
     inputs_digest,
+    is_left_to_the_next,
     last_note,
     launch,
+    leave_to_the_next,
     named_options,
     noted_job,
     option_value,
@@ -70,7 +73,8 @@ def preparation_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
         *launch(plan, state, "config/prepare.sh", options),
         *last_note("prepare"),
         f'[ "$code" != 0 ] || echo {inputs_digest(plan)} > "$state/prepared"',
-        f'if [ "$code" = {stopped} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_ALLOCATIONS - 1} ]; then',
+        f'if {{ [ "$code" = {stopped} ] || {is_left_to_the_next("prepare")}; }} &&',
+        f'  [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_ALLOCATIONS - 1} ]; then',
         *(f"  {line}" for line in IS_TO_GO_ON),
         '    scontrol requeue "$SLURM_JOB_ID"  # what is fetched and tokenised is kept',
         "  fi",
@@ -124,10 +128,11 @@ while :; do
   if [ -n "$asked" ] || {IS_CANCELLED}; then code={int(ExitCode.STOPPED)}; break; fi
   {command(plan, "rankzero.launch.node.prepare")}
   code=$?
+  {heard_as_stop()}
   starts=$((starts + 1))
   case $code in {_FINAL}) break ;; esac
-  if [ -n "$asked" ]; then code={int(ExitCode.STOPPED)}; break; fi
   if [ $starts -gt {PREPARE_RESTARTS} ]; then break; fi
+  {leave_to_the_next("prepare")}
   note end $code
 done
 leave $code

@@ -314,6 +314,10 @@ def test_a_run_that_has_saved_is_queued_again(tmp_path: Path) -> None:
     assert stage.run([0], [0], restart="1") == 0, "the notes of the start before do not count"
 
 
+TOLD = "kill -TERM $PPID"
+"""To a stand-in for Python: the step that it is in is told to stop, the shell around it too."""
+
+
 def words(step: int | None) -> str:
     return f"""{{"rankzero": 1, "outcome": "stopped", "checkpoint": {json.dumps(step)}, "step": 9}}"""
 
@@ -362,6 +366,43 @@ def test_the_time_limit_of_cluster_yaml_serves_where_slurm_says_none(tmp_path: P
 def test_what_fails_for_good_is_not_queued_again_though_others_have_saved(tmp_path: Path) -> None:
     stage = Stage(tmp_path, nodes=2)
     assert stage.run([203], [78]) == 78 and stage.asked == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "command", "code"),
+    [
+        *[(False, "exit 203", 75), (False, "exit 197", 75), (False, "exit 202", 202), (False, "exit 198", 198)],
+        *[(True, "exit 75", 75), (True, "exit 74", 74), (True, "exit 70", 70)],
+        *[(first, "kill $$", 75) for first in (False, True)],
+        *[(first, "kill -9 $$", 137) for first in (False, True)],
+    ],
+)
+def test_a_stop_whose_save_failed_is_a_failure_that_goes_on(
+    tmp_path: Path, first: bool, command: str, code: int
+) -> None:
+    """The next allocation may cure it. Peers that left first, or a signal before Python listened, are none."""
+    stage = Stage(tmp_path)
+    text, part = (stage.first, "prepare") if first else (stage.text, "0")
+    stage.program("node-python", f"{TOLD}\n{command}\n")
+    assert stage.run(text=text) == code and stage.asked == "requeue 7"
+    assert read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings[-1].code == code
+    stage.program("node-python", f"echo 7 > {stage.state}/cancelled\n{TOLD}\n{command}\n")
+    assert stage.run(text=text, restart="1") == code and stage.asked == "requeue 7", "cancelled while it ran"
+
+
+def test_a_save_that_fails_at_every_end_of_an_allocation_is_not_tried_for_ever(tmp_path: Path) -> None:
+    """And its own words stay: they say what fails."""
+    stage = Stage(tmp_path)
+    stage.program("node-python", f"""echo '{words(None)}' > "$RANKZERO_TERMINATION_LOG"\n{TOLD}\nexit 202\n""")
+    assert [stage.run(seconds_left=100, restart=str(start)) for start in range(3)] == [202] * 3
+    assert stage.asked.split("\n") == ["requeue 7"] * 2
+    assert (stage.state / "nodes/0.words").read_text().strip() == words(None)
+
+
+def test_a_stop_that_was_killed_once_too_often_is_the_end(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, max_restarts=0)
+    stage.program("node-python", f"{TOLD}\nkill -9 $$\n")
+    assert stage.run() == 137 and stage.asked == ""
 
 
 def test_a_cancelled_run_is_not_queued_again(tmp_path: Path) -> None:
