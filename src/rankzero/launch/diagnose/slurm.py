@@ -205,6 +205,11 @@ _ENDINGS: dict[str, tuple[str, str, str]] = {
         f"{_RESUMES}; its logs are kept: `rankzero logs`",
     ),
 }
+_NOT_STARTED = (
+    "`rankzero logs` shows what srun said; correct slurm.runtime, slurm.image or slurm.options in cluster.yaml"
+    " where it is about them, and submit again"
+)
+_SHARED = "see that storage.outputs in cluster.yaml is a directory that all nodes share with this machine"
 _LATE_SECONDS = 120
 """How long after its last node a job may take to end, or to be queued again."""
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd(?:-\S+)?|slurmd): (?:error: |fatal: )*(?:pyxis: )?")
@@ -250,12 +255,11 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         return _of_waiting(reason)
     kept = [pod for pod in joined.newest if pod.reason == NOT_STARTED]
     if kept and not any(_failed_by_itself(joined, pod) for pod in joined.newest):
-        cause = f"job {{job}} ended before {_parts(joined, kept)} began: {_last_words(kept[0]) or reason}"
-        fix = (
-            "`rankzero logs` shows what srun said; correct slurm.runtime, slurm.image or slurm.options in cluster.yaml"
-            " where it is about them, and submit again"
-        )
-        return "slurm-not-started", "failed", cause, fix
+        whose, said = _parts(joined, kept), _last_words(kept[0])
+        if state == "COMPLETED":
+            return "slurm-not-started", "failed", f"job {{job}} is completed, and {whose} noted nothing here", _SHARED
+        cause = f"job {{job}} ended before {whose} began: {said or f'{reason}, and no word of it is here'}"
+        return "slurm-not-started", "failed", cause, _NOT_STARTED if said else f"{_NOT_STARTED}; or {_SHARED}"
     if (late := _late(joined)) is not None:
         cause = f"all nodes of job {{job}} have ended {span(late)} ago, and Slurm has not ended the job"
         fix = "`scontrol show job {job}`; where it stays so, tell the administrators: an epilog or a process may hang"

@@ -18,6 +18,9 @@ from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
 START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
 """Which start of which job it is, to the shell."""
+SUBMITTED_VARIABLE = "RANKZERO_SUBMITTED"
+"""Says to a script that `submit` has made the run's directory: this very one, as a job may submit others by hand."""
+LATE_SECONDS = 60
 _SIGTERM = 143
 IS_CANCELLED = 'grep -qsx "$SLURM_JOB_ID" "$state/cancelled"'
 """To a shell that knows where the run's directory is: somebody wants this job to end for good (`RunState.cancel`)."""
@@ -74,6 +77,7 @@ def written(files: Mapping[str, bytes], about: str) -> Iterator[str]:
     """The run's directory and the files in it, written by the script: as they read where they are text, else as base64.
     What is there already of `about`, which says what the run is, stays."""
     end = f"END_{hashlib.sha256(b''.join(files.values())).hexdigest()[:12]}"
+    yield from _made_where_it_was_submitted()
     yield 'mkdir -p -m 700 "$state"'
     for name in dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)]):
         yield f'mkdir -p "$state"/{shlex.quote(name)}'
@@ -89,6 +93,19 @@ def written(files: Mapping[str, bytes], about: str) -> Iterator[str]:
             yield f"cat > {target} <<'{end}'"
             yield content.decode().rstrip("\n")
         yield end
+
+
+def _made_where_it_was_submitted() -> Iterator[str]:
+    """A node that has another directory of that name would train for nobody. Who hands the script to sbatch by hand has
+    made none. A network file system may show late what is new."""
+    words = "is not here: storage.outputs in cluster.yaml has to be a directory that this node shares with the machine"
+    yield f'if [ "${{{SUBMITTED_VARIABLE}:-}}" = "$state" ]; then'
+    yield f'  for _ in {{1..{LATE_SECONDS // 5}}}; do [ ! -e "$state/about.json" ] || break; sleep 5; done'
+    yield '  if [ ! -e "$state/about.json" ]; then'
+    yield f'    echo "$(hostname): $state/about.json {words} that submitted" >&2'
+    yield f"    exit {int(ExitCode.CONFIG)}"
+    yield "  fi"
+    yield "fi"
 
 
 def noted_job(name: str) -> str:

@@ -183,11 +183,11 @@ class SlurmBackend:
         if first and not any(node.notes.began for node in nodes):
             seen = _seen(state, PREPARATION, first, batch)
             pods, waits = [preparation_pod(metadata, jobs.get(first), first, seen)], not is_done(seen)
-        job = _known(jobs, number)
+        job, now = _known(jobs, number), datetime.now(UTC)
         if not waits:
-            pods += pods_of(metadata, job, number, nodes)
+            pods += pods_of(metadata, job, number, nodes, now)
         objects = (config_map(metadata, job),)
-        return Evidence(run=state.root.name, now=datetime.now(UTC), objects=objects, pods=tuple(pods))
+        return Evidence(run=state.root.name, now=now, objects=objects, pods=tuple(pods))
 
 
 def _known(jobs: Mapping[str, Job], number: str) -> Job | None:

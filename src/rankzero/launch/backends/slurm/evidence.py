@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from rankzero.launch.backends.slurm.state import Ending, NodeNotes
 from rankzero.launch.kinds.slurm import CONDITION, NODE_LABEL, NOT_STARTED, UNKNOWN
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import read_stamp
+from rankzero.launch.render.sbatch_parts import LATE_SECONDS
 from rankzero.launch.untyped_json import whole
 
 SIGTERM_CODE, SIGKILL_CODE = 143, 137
@@ -36,6 +37,8 @@ class NodeSeen:
     """When it was written last."""
     batch: str = ""
     """The last lines of the batch script's, where srun speaks."""
+    mute: bool = False
+    """Whether it is of a job that ended well, of which nobody noted anything here."""
 
     @property
     def tail(self) -> str:
@@ -48,8 +51,12 @@ def num_nodes(about: Mapping[str, Any]) -> int:
     return whole(about, "annotations", labels.NODES) or 1
 
 
-def pods_of(about: Mapping[str, Any], job: Job | None, number: str, nodes: Sequence[NodeSeen]) -> list[Manifest]:
+def pods_of(
+    about: Mapping[str, Any], job: Job | None, number: str, nodes: Sequence[NodeSeen], now: datetime
+) -> list[Manifest]:
     """A pod for each node. `job` is None where Slurm does not know the job of this number any more."""
+    if _is_mute(job, nodes, now):
+        nodes = [replace(seen, mute=True) for seen in nodes]
     own = about.get("labels", {})
     name = str(about.get("name", ""))
     left = all(_has_left(_notes(job, seen)) for seen in nodes)
@@ -75,6 +82,13 @@ def preparation_pod(about: Mapping[str, Any], job: Job | None, number: str, seen
         pod["metadata"].pop("deletionTimestamp", None)
         pod["status"]["phase"] = "Succeeded"
     return pod
+
+
+def _is_mute(job: Job | None, nodes: Sequence[NodeSeen], now: datetime) -> bool:
+    """Whether its nodes wrote elsewhere what they noted. A network file system may show late what is new."""
+    if job is None or job.state != "COMPLETED" or any(seen.notes.began for seen in nodes):
+        return False
+    return job.ended is None or now - job.ended > timedelta(seconds=LATE_SECONDS)
 
 
 def is_done(seen: NodeSeen) -> bool:
@@ -156,7 +170,7 @@ def _left(end: Ending, seen: NodeSeen, *, all_left: bool) -> Manifest:
 def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     state = UNKNOWN if job is None else job.state
     ended = notes.endings[-1] if notes.endings and not notes.runs else None
-    code = ended.code if ended is not None else _code_without_words(state, notes)
+    code = ended.code if ended is not None else _code_without_words(state, notes, seen)
     begun = notes.began is not None  # else words and log are of a start before
     at = ended.at if ended is not None else None if job is None else job.ended
     end = Ending(code, notes.began, at) if at is not None else None
@@ -166,7 +180,7 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
         value["terminated"]["reason"] = "OOMKilled"
     status: Manifest = {"phase": "Failed" if code else "Succeeded", "container": {"state": value}}
-    if state == "FAILED" and not begun and ended is None:
+    if (state == "FAILED" or seen.mute) and not begun and ended is None:
         status["reason"] = NOT_STARTED
     elif state not in ("COMPLETED", "FAILED", UNKNOWN):
         status["reason"] = state
@@ -197,10 +211,10 @@ def _in_the_end(words: str, code: int) -> str:
     return json.dumps({**said, "exit_code": code, "outcome": "stopped"}) if isinstance(said, dict) else words
 
 
-def _code_without_words(state: str, notes: NodeNotes) -> int:
+def _code_without_words(state: str, notes: NodeNotes, seen: NodeSeen) -> int:
     """Of a node that has noted no end."""
     if state == "COMPLETED":
-        return 0
+        return int(ExitCode.CONFIG) if seen.mute else 0
     if state == "CANCELLED" and not notes.runs:
         return int(ExitCode.STOPPED)  # nothing had begun
     if state == "FAILED" and notes.began is None:

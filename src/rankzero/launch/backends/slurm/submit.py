@@ -19,6 +19,7 @@ from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
+from rankzero.launch.render.sbatch_parts import SUBMITTED_VARIABLE
 from rankzero.redaction import looks_secret
 
 _IS_A_JOBS = re.compile(r"SLURM(D|_)")
@@ -165,7 +166,8 @@ def environments(request: Request, env: Mapping[str, str]) -> Environments:
     kept = {name: value for name, value in own.items() if name in request.secrets or not looks_secret(name)}
     if "SLURM_JOB_ID" in env:
         kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
-    shared = {**{name: value for name, value in kept.items() if name not in _OF_STEPS}, TOKEN_VARIABLE: token_hex(32)}
+    made = {TOKEN_VARIABLE: token_hex(32), SUBMITTED_VARIABLE: str(request.state.root)}
+    shared = {**{name: value for name, value in kept.items() if name not in _OF_STEPS}, **made}
     return Environments(_left_open(shared, request.preparation, request.script), _left_open(shared, request.script))
 
 

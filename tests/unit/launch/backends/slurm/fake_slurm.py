@@ -21,12 +21,13 @@ class FakeJob:
     """Empty: as its script says."""
     submitted: str = ""
     """Empty: just now."""
+    ended: str = "N/A"
 
 
 def line(number: str, job: FakeJob) -> str:
     """As squeue prints it with the columns that are asked for."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
-    times = (job.submitted or now, "N/A" if job.state == "PENDING" else "2026-11-22T11:01:00", "N/A")
+    times = (job.submitted or now, "N/A" if job.state == "PENDING" else "2026-11-22T11:01:00", job.ended)
     cells = (
         number,
         job.state,

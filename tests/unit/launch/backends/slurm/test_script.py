@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -198,6 +199,7 @@ class Stage:
         restart: str = "",
         seconds_left: int | None = None,
         text: str | None = None,
+        submitted: str = "",
         quiet: bool = True,
     ) -> int:
         """The batch script's exit code, where the commands of each node end with these codes one after the other; a
@@ -214,6 +216,7 @@ class Stage:
             "JOB_STATE": state,
             "ASKED": str(self.root / "asked"),
             "SAYS": self.says,
+            "RANKZERO_SUBMITTED": submitted,
             "BASH_FUNC_module%%": '() {  echo "module $*" >> "$CODES/started"; [ "$2" != none ];\n}',
             **({"SLURM_RESTART_COUNT": restart} if restart else {}),
             **({"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)} if seconds_left is not None else {}),
@@ -221,6 +224,7 @@ class Stage:
         done = subprocess.run(
             ["bash"], input=self.text if text is None else text, text=True, capture_output=True, check=False, env=env
         )
+        self.said = done.stderr
         assert not quiet or "command not found" not in done.stderr, done.stderr
         self.left = {node: (plans / str(node)).read_text().split() for node in range(len(codes))}
         return done.returncode
@@ -442,6 +446,19 @@ def test_what_slurm_ends_itself_is_left_to_it(tmp_path: Path, state: str, asked:
     stage = Stage(tmp_path)
     stage.run([203], state=state)
     assert stage.asked == asked
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_node_without_the_directory_that_submit_has_made_trains_for_nobody(tmp_path: Path, first: bool) -> None:
+    stage = Stage(tmp_path)
+    text = stage.first if first else stage.text
+    assert stage.run([0], text=text, submitted=str(stage.state)) == 78 and stage.left == {0: ["0"]}
+    assert f"{stage.state}/about.json is not here: storage.outputs" in stage.said
+    assert not stage.state.exists()
+    assert stage.run([0], text=text, submitted="/of/a/job/that/submits/by/hand") == 0
+    shutil.rmtree(stage.state)
+    stage.program("sleep", f"mkdir -p {stage.state}; echo '{{}}' > {stage.state}/about.json\n")
+    assert stage.run([0], text=text, submitted=str(stage.state)) == 0, "a file system may show it late"
 
 
 def test_a_node_that_noted_nothing_has_failed(tmp_path: Path) -> None:

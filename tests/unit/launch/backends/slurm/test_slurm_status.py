@@ -258,6 +258,18 @@ def test_a_job_that_slurm_has_forgotten(site: Site) -> None:
     assert seen.phase == "Failed" and seen.findings[0].code == "slurm-forgotten"
 
 
+def test_a_job_whose_nodes_noted_nothing_here_has_not_succeeded(site: Site) -> None:
+    """They have other outputs than this machine, and what they trained is there, if anywhere."""
+    site.submit()
+    site.becomes("COMPLETED")
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == ("Failed", 78)
+    assert seen.verdict == "job 17 is completed, and its nodes noted nothing here"
+    assert "storage.outputs" in seen.findings[0].fix
+    site.slurm.jobs["17"].ended = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+    assert site.status().phase == "Succeeded", "a file system may show late what they noted"
+
+
 PYXIS = """\
 slurmstepd: error: pyxis: child 4411 failed with error code: 1
 slurmstepd: error: pyxis: failed to import docker image
