@@ -33,6 +33,7 @@ from rankzero.launch.render.sbatch_parts import (
     named_options,
     noted_job,
     option_value,
+    queue_again,
     seen_inside,
     setup,
     stop_options,
@@ -125,7 +126,7 @@ def _beside(plan: Plan) -> Iterator[str]:
     are asked to save and leave."""
     if plan.cluster.num_nodes > 1:
         yield f'until grep -qsx "{START}" "$state/nodes/over"; do sleep {LOOK_SECONDS}; done'
-        yield 'scancel --signal=TERM "$SLURM_JOB_ID"'
+        yield f'until scancel --signal=TERM "$SLURM_JOB_ID"; do sleep {LOOK_SECONDS}; done'
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
@@ -143,11 +144,12 @@ def _verdict(plan: Plan) -> Iterator[str]:
     yield "done"
     yield '[ -z "$final" ] || exit "$final"'
     yield '[ -n "$stopped$failed" ] || exit 0'
+    yield f'code="${{failed:-{int(ExitCode.STOPPED)}}}"'
     yield from IS_TO_GO_ON
     yield from (f"  {line}" for line in _gets_on(plan))
-    yield '  scontrol requeue "$SLURM_JOB_ID"  # it continues from what it has saved'
+    yield from (f"  {line}" for line in queue_again(plan, "0"))
     yield "fi"
-    yield f'exit "${{failed:-{int(ExitCode.STOPPED)}}}"'
+    yield 'exit "$code"'
 
 
 def _gets_on(plan: Plan) -> Iterator[str]:

@@ -15,12 +15,15 @@ from rankzero.launch import labels
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
+from rankzero.spec.slurm_checks import SIGNAL_SECONDS
 
 START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
 """Which start of which job it is, to the shell."""
 SUBMITTED_VARIABLE = "RANKZERO_SUBMITTED"
 """Says to a script that `submit` has made the run's directory: this very one, as a job may submit others by hand."""
 LATE_SECONDS = 60
+PAUSE_SECONDS = 5
+"""Before Slurm is asked once more."""
 _SIGTERM = 143
 IS_CANCELLED = 'grep -qsx "$SLURM_JOB_ID" "$state/cancelled"'
 """To a shell that knows where the run's directory is: somebody wants this job to end for good (`RunState.cancel`)."""
@@ -100,7 +103,9 @@ def _made_where_it_was_submitted() -> Iterator[str]:
     made none. A network file system may show late what is new."""
     words = "is not here: storage.outputs in cluster.yaml has to be a directory that this node shares with the machine"
     yield f'if [ "${{{SUBMITTED_VARIABLE}:-}}" = "$state" ]; then'
-    yield f'  for _ in {{1..{LATE_SECONDS // 5}}}; do [ ! -e "$state/about.json" ] || break; sleep 5; done'
+    yield f"  for _ in {{1..{LATE_SECONDS // PAUSE_SECONDS}}}; do"
+    yield f'    [ ! -e "$state/about.json" ] || break; sleep {PAUSE_SECONDS}'
+    yield "  done"
     yield '  if [ ! -e "$state/about.json" ]; then'
     yield f'    echo "$(hostname): $state/about.json {words} that submitted" >&2'
     yield f"    exit {int(ExitCode.CONFIG)}"
@@ -214,6 +219,27 @@ IS_TO_GO_ON = (
     '   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING)" = RUNNING ]; then',
 )
 """Nobody has cancelled it, and Slurm does not end it itself."""
+
+
+def queue_again(plan: Plan, name: str) -> Iterator[str]:
+    """What the batch script ends with where it is to go on: for as long as the allocation may last, as a busy Slurm
+    lets calls time out. `code` says how that part of the run has ended."""
+    tries = math.ceil((plan.cluster.grace_period_seconds + SIGNAL_SECONDS) / PAUSE_SECONDS)
+    code = int(ExitCode.SERVICE)
+    words = {
+        **{"rankzero": 1, "outcome": "failed", "exit_code": code, "where": "scontrol requeue"},
+        "what": "it has saved, and Slurm has not queued the job again, however often it was asked",
+        "hint": "`rankzero logs` or the job's own log may say why; submit again to continue",
+    }
+    yield f"for ((tries = 0; tries < {tries}; tries++)); do"
+    yield '  scontrol requeue "$SLURM_JOB_ID" && exit "$code"  # it continues from what it has saved'
+    yield f'  if {IS_CANCELLED}; then exit "$code"; fi'
+    yield f"  sleep {PAUSE_SECONDS}"
+    yield "done"
+    yield f'[ "$code" = {int(ExitCode.STOPPED)} ] || exit "$code"'
+    yield f'echo {shlex.quote(json.dumps(words))} > "$state/nodes/{name}.words"'
+    yield f'echo "end {START} $(date +%s) {code}" >> "$state/nodes/{name}"'
+    yield f"exit {code}"
 
 
 def command(plan: Plan, module: str) -> str:

@@ -409,6 +409,38 @@ def test_a_stop_that_was_killed_once_too_often_is_the_end(tmp_path: Path) -> Non
     assert stage.run() == 137 and stage.asked == ""
 
 
+REFUSED = 'echo "$@" >> "$ASKED"; [ "$(wc -l < "$ASKED")" -gt %d ]\n'
+"""To a stand-in of Slurm's: so many calls are refused."""
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_slurm_that_does_not_take_it_back_at_once_is_asked_again(tmp_path: Path, first: bool) -> None:
+    stage = Stage(tmp_path)
+    text, part, code = (stage.first, "prepare", 75) if first else (stage.text, "0", 203)
+    stage.program("scontrol", REFUSED % 2)
+    assert stage.run([code], text=text) == 75 and stage.asked.split("\n") == ["requeue 7"] * 3
+    stage.program("scontrol", REFUSED % 1000)
+    assert stage.run([code], text=text, restart="1") == 69
+    told = parse_last_words((stage.state / f"nodes/{part}.words").read_text())
+    assert told is not None and told.exit_code == 69 and "has not queued" in told.what
+    assert read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings[-1].code == 69
+    before = len(stage.asked.split("\n"))
+    stage.program("scontrol", f"{REFUSED % 1000}echo 7 > {stage.state}/cancelled; exit 1\n")
+    assert stage.run([code], text=text, restart="2") == 75, "it is cancelled meanwhile"
+    assert len(stage.asked.split("\n")) == before + 1
+
+
+def test_peers_are_told_again_where_slurm_does_not_answer(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, nodes=2, max_restarts=1)
+    side_by_side(stage)
+    tells = (stage.programs / "scancel").read_text().partition("\n")[2]
+    stage.program(
+        "scancel", f'[ "$(cat "$ASKED" 2> /dev/null | wc -l)" -ge 2 ] || {{ echo no >> "$ASKED"; exit 1; }}\n{tells}'
+    )
+    assert stage.run(["wait"], [78]) == 78
+    assert stage.asked.split("\n") == ["no", "no", "--signal=TERM 7"]
+
+
 def test_a_cancelled_run_is_not_queued_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.state.mkdir(parents=True)
