@@ -97,6 +97,9 @@ def _own_fields(spec: ClusterSpec) -> list[Problem]:
             problems.append(Problem("rankzero sets it", where, "leave it out"))
         elif name in _FIELDS:
             problems.append(Problem("there is a field for it", where, f"set {_FIELDS[name]}"))
+        elif name == "clusters":
+            hint = "leave it out, and set SLURM_CLUSTERS where you type the commands"
+            problems.append(Problem("squeue and scancel would ask another cluster than the job's", where, hint))
         elif any(sign in value for sign in "\r\n"):
             problems.append(Problem("a value is one line", where, "leave the line break out"))
     grace, limit = spec.grace_period_seconds, slurm.time_limit_seconds

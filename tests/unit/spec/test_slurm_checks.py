@@ -44,6 +44,7 @@ def test_the_smallest() -> None:
         ("slurm.runtime=apptainer", "slurm.image", "needs an image"),
         ("slurm.image=x.sif", "slurm.image", "slurm.runtime"),
         ("slurm.options={nodes: '3'}", "slurm.options.nodes", "rankzero sets it"),
+        ("slurm.options={clusters: big}", "slurm.options.clusters", "SLURM_CLUSTERS"),
         ("slurm.options={mem: 3G}", "slurm.options.mem", "resources.memory"),
         (
             *("slurm.time_limit_seconds=299", "slurm.time_limit_seconds"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from rankzero.errors import ConfigError, Problem
+from rankzero.errors import ConfigError, Problem, ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.slurm.command import Slurm, without_habits
@@ -20,11 +20,14 @@ from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.render.sbatch_parts import SUBMITTED_VARIABLE
-from rankzero.redaction import looks_secret
+from rankzero.redaction import looks_secret, without_secrets
 
 _IS_A_JOBS = re.compile(r"SLURM(D|_)")
 _OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT"})
 """Which cluster it is and how it is asked: the same inside a job and outside."""
+_NUMBER = re.compile(r"(?m)^(\d+)(?:;\S+)?$")
+"""`17`, or `17;cluster` where there are several."""
+_MOST_SAID = 300
 _DIRECTIVE = re.compile(r"(?m)^#SBATCH --([a-z-]+)")
 _OF_SBATCH = "SBATCH_"
 _OPTIONS = {
@@ -34,7 +37,7 @@ _OPTIONS = {
 """Options of sbatch that its variables call otherwise."""
 _RUN_S_OWN = frozenset(
     {
-        *("array", "error", "no-kill", "no-requeue", "wait"),
+        *("array", "clusters", "error", "no-kill", "no-requeue", "wait"),
         *("gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"),
     }
 )
@@ -140,7 +143,12 @@ def _queued(slurm: Slurm, request: Request, given: Environments, say: Say) -> st
 
 def _sbatch(slurm: Slurm, script: str, env: Mapping[str, str], *options: str) -> str:
     said = slurm.call("sbatch", "--parsable", "--export=ALL", *options, text=script, env=env)
-    return said.strip().partition(";")[0]  # `17;cluster` where there are several
+    numbers = _NUMBER.findall(said)  # a site may have sbatch say more than it
+    if not numbers:
+        what = f"sbatch says no job's number: {without_secrets(said.strip()[-_MOST_SAID:]) or 'nothing'}"
+        hint = "`squeue --me` shows whether there is a job; a wrapper of sbatch has to keep what --parsable prints"
+        raise ServiceError(what, where="sbatch", hint=hint)
+    return str(numbers[-1])
 
 
 def environments(request: Request, env: Mapping[str, str]) -> Environments:

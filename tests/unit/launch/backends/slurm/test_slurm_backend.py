@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Answer, Slurm
+from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.render.reader import reader_pod
 from rankzero.launch.status.model import RunStatus
 from rankzero.persist.sources import CommandSource
@@ -57,6 +59,33 @@ def test_logs_are_followed_from_before_the_job_has_a_number(site: Site) -> None:
     backend = SlurmBackend(site.root / "slurm", Slurm(site.env, site.slurm.execute), env=site.env, sleep=wake)
     assert [line.text for line in backend.logs("r", LogQuery(follow=True))] == ["at last"]
     assert list(backend.logs("nothing", LogQuery(follow=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "job"),
+    [
+        ("17\n", "17"),
+        ("17;big\n", "17"),
+        ("--> Verifying valid submit host ...OK\n17\n\n", "17"),
+        ("Submitted batch job 17\n", ""),
+        ("token hf_abcdefghijklmnopqrstuv\n", ""),
+        ("", ""),
+    ],
+)
+def test_what_sbatch_answers_is_a_number_or_an_error(
+    site: Site, out: str, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites have sbatch say more than that."""
+    taken = site.slurm._sbatch
+    monkeypatch.setattr(site.slurm, "_sbatch", lambda *given: replace(taken(*given), out=out))
+    if job:
+        site.submit()
+        assert RunState(site.root / "slurm/r").job == job
+    else:
+        with pytest.raises(ServiceError, match="no job's number") as caught:
+            site.submit()
+        assert "hf_abc" not in str(caught.value) and "squeue --me" in str(caught.value)
+        assert not (site.root / "slurm/r").exists()
 
 
 def test_a_refused_job_leaves_nothing(site: Site) -> None:

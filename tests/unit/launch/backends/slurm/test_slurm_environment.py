@@ -48,13 +48,14 @@ THE_SCRIPTS_OWN = {
     **{"SBATCH_JOB_NAME": "mine", "SBATCH_OUTPUT": "/dev/null", "SBATCH_ERROR": "/dev/null", "SBATCH_ARRAY_INX": "0-3"},
     **{"SBATCH_OPEN_MODE": "t", "SBATCH_REQUEUE": "", "SBATCH_NO_REQUEUE": "1", "SBATCH_SIGNAL": "USR1@9"},
     **{"SBATCH_EXPORT": "NONE", "SBATCH_WAIT": "1", "SBATCH_NO_KILL": "1", "SBATCH_GPUS": "8", "SBATCH_GRES": "gpu:8"},
+    **{"SBATCH_CLUSTERS": "big"},  # which squeue does not heed
     **{"SLURM_LABELIO": "1", "SLURM_STDERRMODE": "none", "SLURM_TIMELIMIT": "1", "SRUN_EXPORT_ENV": "NONE"},
 }
 
 
 def test_variables_of_the_shell_settle_nothing_that_the_script_or_cluster_yaml_does(site: Site) -> None:
     """sbatch and srun heed them before the lines of a script."""
-    others = {"SBATCH_ACCOUNT": "lab", "SBATCH_QOS": "high", "SBATCH_CLUSTERS": "big", "SBATCH_HINT": "compute_bound"}
+    others = {"SBATCH_ACCOUNT": "lab", "SBATCH_QOS": "high", "SLURM_CLUSTERS": "big", "SBATCH_HINT": "compute_bound"}
     site.env |= {**SET_BY_CLUSTER_YAML, **THE_SCRIPTS_OWN, **others}
     asked = ("slurm.partition=gpu", "slurm.time_limit_seconds=7200", "resources={memory: 9Gi, cpu: 4}")
     site.submit(*asked, "slurm.options={exclusive: '', switches: '2'}")
