@@ -6,6 +6,7 @@ The runs belong to the cluster: they go on where the sweep's process ends withou
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.launch.ship import local_files
+from rankzero.launch.silence import Silence
 from rankzero.launch.status import run_status
 from rankzero.launch.status.model import RunStatus
 from rankzero.spec.cluster_spec import ClusterSpec
@@ -45,16 +47,27 @@ class OnCluster:
     def __init__(self, backend: Backend, cluster: ClusterSpec, base: Path, submitter: str, say: Say) -> None:
         self._backend, self._cluster, self._base = backend, cluster, base
         self._submitter, self._say = submitter, say
+        self._silence, self._next = Silence(say, "what runs there goes on, and an answer is waited for"), 0.0
 
     def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
+        """None also while the place does not say what it has of that name."""
+        if time.monotonic() < self._next:
+            return None
         try:
             rendered = self._rendered(spec)
             before = None if known.before is None else self._rendered(known.before)
         except (ConfigError, DataError) as error:
             return _Refused(error)
-        if before is not None and (run := self._found(*before, known.submitted)).is_its(noted=known.is_noted):
-            return self._begun(run, known)
-        return self._begun(self._found(*rendered, known.submitted if before is None else ()), known)
+        try:
+            run = None if before is None else self._found(*before, known.submitted)
+            if run is None or not run.is_its(noted=known.is_noted):
+                run = self._found(*rendered, known.submitted if before is None else ())
+        except ServiceError as error:
+            self._silence.goes_on(error)
+            self._next = time.monotonic() + LOOK_SECONDS
+            return None
+        self._silence.is_over()
+        return self._begun(run, known)
 
     def _rendered(self, spec: RunSpec) -> tuple[Plan, list[Manifest]]:
         run = at_home(spec, shared=self._cluster.has_homes)
@@ -87,7 +100,7 @@ class OnCluster:
         else:
             known.note(name, run.digest)
             self._backend.submit(run.objects, self._say)
-        return _Submitted(self._backend, run.plan, self._say)
+        return _Submitted(self._backend, run.plan, self._say, self._silence)
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
@@ -146,32 +159,53 @@ class _Refused:
 class _Submitted:
     """A run there."""
 
-    def __init__(self, backend: Backend, plan: Plan, say: Say) -> None:
-        self._backend, self._plan, self._say = backend, plan, say
+    def __init__(self, backend: Backend, plan: Plan, say: Say, silence: Silence) -> None:
+        self._backend, self._plan, self._say, self._silence = backend, plan, say, silence
         self._metric = plan.run.checkpoint.best_metric
         self._next = 0.0
-        self._stopped = False
+        self._stopping: threading.Thread | None = None
+        self._deaf = False
+        """Whether it cannot be asked to stop."""
         self._status: RunStatus | None = None
 
     def running(self) -> bool:
         if time.monotonic() >= self._next:
-            self._status = run_status(self._backend.collect(self._plan.name))
+            self._look()
             self._next = time.monotonic() + LOOK_SECONDS
-        return self._status is None or not (self._status.is_over or _is_deleted(self._status))
+        return not self._deaf and (self._status is None or not (self._status.is_over or _is_deleted(self._status)))
+
+    def _look(self) -> None:
+        """Raises ServiceError where the place has not answered for long."""
+        try:
+            self._status = run_status(self._backend.collect(self._plan.name))
+        except ServiceError as error:
+            self._silence.goes_on(error)
+        else:
+            self._silence.is_over()
 
     def evaluations(self) -> list[float]:
         return []
 
     def stop(self) -> None:
-        if not self._stopped:
-            self._stopped = True
+        """Beside what else is done: places wait until it has ended, and the other trials are to save meanwhile."""
+        if self._stopping is None:
+            self._stopping = threading.Thread(target=self._cancel, daemon=True)
+            self._stopping.start()
+
+    def _cancel(self) -> None:
+        try:
             self._backend.cancel(self._plan.name, self._say)
+        except RankzeroError as error:
+            self._say(f"{self._plan.name} cannot be asked to stop, and goes on: {error.problems[0]}")
+            self._deaf = True
 
     def failure(self) -> RankzeroError | None:
         status = self._status
+        if self._deaf:
+            return StoppedError("it cannot be asked to stop", where=f"run {self._plan.name}")
         if status is None:
             return None
-        if _is_deleted(status) and not self._stopped:
+        if _is_deleted(status) and self._stopping is None:
             return ServiceError("somebody has deleted it", where=f"run {status.run}")
         if _is_mute(status):
             what = "it is finished, and its pods are gone, which alone say what it scored"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -9,24 +10,33 @@ import re
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from rankzero.api.sweeps import SweepResult, run_sweep_on
-from rankzero.errors import ConfigError, RankzeroError, StoppedError
+from rankzero.errors import ConfigError, RankzeroError, ServiceError, StoppedError
+from rankzero.launch.backend import Backend
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
 from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import RUN as RUN_LABEL
+from rankzero.launch.plan import make_plan
+from rankzero.launch.silence import Silence
 from rankzero.launch.status import RunStatus, run_status
+from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.load import load_run_spec
+from rankzero.spec.resolve import resolve
 from rankzero.sweep import cluster as there
 from rankzero.sweep import run as loop
+from rankzero.sweep.trainer import Known
 from tests.support.fake_cluster import FakeCluster, life
 from tests.support.fake_cluster.store import KINDS
 from tests.support.sweeps import written
@@ -402,6 +412,81 @@ def test_a_trial_that_its_own_sweep_has_cancelled_is_stopped_also_where_that_rem
     with pytest.raises(StoppedError):
         searched(tmp_path, say=said.append)
     assert not [line for line in said if "started again" in line]
+
+
+class Place:
+    """A backend with runs that only become what tests say, and that does not answer at times."""
+
+    def __init__(self) -> None:
+        self.silent, self.asked = 0, 0
+        self.told: list[str] = []
+        self.all_told = threading.Event()
+        self.refuses = ""
+
+    def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
+        self.asked += 1
+        if self.silent:
+            self.silent -= 1
+            raise ServiceError("Socket timed out")
+        return Evidence(run=run, now=datetime.now(UTC))
+
+    def cancel(self, run: str, say: Callable[[str], None]) -> None:
+        self.told.append(run)
+        if len(self.told) == 2:
+            self.all_told.set()
+        assert self.all_told.wait(60), "the other is told when this one has ended"
+        if run == self.refuses:
+            raise ServiceError("Slurm does not answer")
+
+
+def trial_there(place: Place, name: str, said: list[str]) -> there._Submitted:
+    run = resolve(load_run_spec(None, [f"name={name}", "model.name=o/m", "data.train=o/d"], env={}).spec)
+    plan = make_plan(
+        run,
+        load_cluster_spec(None, ["num_nodes=1", "image=i", "storage.outputs={mount: /outputs, claim: c}"], env={}).spec,
+    )
+    return there._Submitted(cast("Backend", place), plan, said.append, Silence(said.append))
+
+
+def test_a_look_that_is_not_answered_ends_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    place, said = Place(), list[str]()
+    trial = trial_there(place, "a", said)
+    place.silent = 2
+    assert [trial.running() for _ in range(3)] == [True, True, False] and len(said) == 1
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr(there.time, "monotonic", lambda: next(clock))
+    place.silent = 9
+    trial = trial_there(place, "a", said)
+    with pytest.raises(ServiceError, match="timed out"):
+        [trial.running() for _ in range(9)]
+
+
+def test_a_trial_whose_start_is_not_answered_is_started_at_another_look(tmp_path: Path) -> None:
+    place, said = Place(), list[str]()
+    spec = resolve(load_run_spec(None, ["name=a", "model.name=o/m", "data.train=o/d"], env={}).spec)
+    cluster = load_cluster_spec(
+        None, ["num_nodes=1", "image=i", "storage.outputs={mount: /outputs, claim: c}"], env={}
+    ).spec
+    trainer = there.OnCluster(cast("Backend", place), cluster, tmp_path, "me", said.append)
+    place.silent = 1
+    known = Known(None, False, (), lambda _name, _digest: None)
+    assert trainer.start(spec, 0, known) is None and len(said) == 1
+    assert trainer.start(spec, 0, known) is None and place.asked == 1, "not at once"
+
+
+def test_all_trials_are_told_to_stop_before_one_is_waited_for() -> None:
+    place, said = Place(), list[str]()
+    trials = [trial_there(place, name, said) for name in ("a", "b")]
+    place.refuses = "a"
+    for trial in trials:
+        trial.stop()
+        trial.stop()
+    for trial in trials:
+        assert trial._stopping is not None
+        trial._stopping.join()
+    assert sorted(place.told) == ["a", "b"] and len(said) == 1 and "a cannot be asked to stop" in said[0]
+    assert not trials[0].running() and isinstance(trials[0].failure(), StoppedError)
 
 
 def test_runs_that_are_removed_at_their_end_are_refused(tmp_path: Path, cluster: FakeCluster) -> None:

@@ -20,13 +20,13 @@ from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
 from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, is_done, num_nodes, pods_of, preparation_pod
 from rankzero.launch.backends.slurm.logs import followed, recent
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
-from rankzero.launch.backends.slurm.silence import Silence
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
-from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, end
+from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, answered, end
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.kinds.slurm import SUBMITTING
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
+from rankzero.launch.silence import Silence
 from rankzero.launch.survey import Survey
 from rankzero.launch.untyped_json import maps, text, whole
 
@@ -155,7 +155,8 @@ class SlurmBackend:
 
     def _end(self, state: RunState, say: Say) -> bool:
         """Whether there was anything to end. The run's job goes first: it would start after the other."""
-        going = [job for job in self._jobs(state).values() if not job.is_over]
+        jobs = answered(lambda: self._jobs(state), say, lambda: self._sleep(POLL_SECONDS))
+        going = [job for job in jobs.values() if not job.is_over]
         grace = whole(state.about, "spec", "grace") or 180
         if going:
             state.cancel(*(job.id for job in going))

@@ -36,6 +36,10 @@ class Answer:
     err: str
 
 
+class SilentError(ServiceError):
+    """Its controller does not answer, or not in time."""
+
+
 Execute = Callable[[Sequence[str], str, Mapping[str, str]], Answer]
 """Runs a whole argument list with a text on its standard input and this environment."""
 
@@ -206,7 +210,7 @@ def refusal(program: str, err: str) -> RankzeroError:
     said = "; ".join(dict.fromkeys(line for line in lines if line)) or "it gave no reason"
     if _SILENT.search(said):
         hint = "see `scontrol ping` and `sinfo`; SLURM_CONF names the file that says where the controller is"
-        return ServiceError(f"Slurm does not answer: {said}", where=program, hint=hint)
+        return SilentError(f"Slurm does not answer: {said}", where=program, hint=hint)
     if _FORBIDDEN.search(said):
         return AccessError(said, where=program, hint="ask the administrators of the cluster for the right to it")
     if program == "sbatch":

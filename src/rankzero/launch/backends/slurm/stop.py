@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from rankzero.errors import ServiceError
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.slurm.command import Job, Slurm
-from rankzero.launch.backends.slurm.silence import Silence
+from rankzero.launch.backends.slurm.command import Job, SilentError, Slurm
+from rankzero.launch.silence import Silence
 
 MARGIN_SECONDS = 10
+_Answer = TypeVar("_Answer")
+
+
+def answered(ask: Callable[[], _Answer], say: Say, pause: Callable[[], None]) -> _Answer:
+    """What Slurm answers in the end. Raises what it refuses, and SilentError where it stays silent."""
+    silence = Silence(say)
+    while True:
+        try:
+            return ask()
+        except SilentError as error:
+            silence.goes_on(error)
+        pause()
 
 
 def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], None]) -> None:
@@ -21,14 +34,14 @@ def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], No
     (`RunState.cancel`).
     """
     if job.is_waiting:
-        slurm.cancel(job.id)
+        answered(lambda: slurm.cancel(job.id), say, pause)
         say(f"job {job.id} is taken out of the queue")
         return
     if job.is_ending:
         say(f"job {job.id} is ending already")
     else:
         say(f"job {job.id} is told to stop; it saves and leaves within {seconds:.0f} s")
-        slurm.cancel("--signal=TERM", job.id)  # it may have come to its end meanwhile
+        answered(lambda: slurm.cancel("--signal=TERM", job.id), say, pause)  # it may have come to its end meanwhile
     deadline, asked_again = time.monotonic() + seconds, False
     silence = Silence(say)
     while True:

@@ -24,6 +24,8 @@ from rankzero.spec.cluster_load import load_cluster_spec
 from tests.unit.launch.backends.slurm.conftest import Site, note_preparation, prepared
 from tests.unit.launch.backends.slurm.fake_slurm import FakeJob
 
+SILENT = Answer(1, "", "scancel: error: Unable to contact slurm controller (connect failure)\n")
+
 
 @pytest.mark.parametrize("prepare", ["never", "always"])
 def test_who_looks_while_sbatch_is_asked_sees_a_run_that_waits(site: Site, prepare: str) -> None:
@@ -253,7 +255,7 @@ def test_a_silence_that_lasts_ends_it(site: Site, monkeypatch: pytest.MonkeyPatc
     site.submit()
     site.becomes("RUNNING")
     clock = iter(range(0, 10_000, 50))
-    monkeypatch.setattr("rankzero.launch.backends.slurm.silence.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("rankzero.launch.silence.time.monotonic", lambda: next(clock))
     site.slurm.silent = 99
     with pytest.raises(ServiceError, match="Slurm does not answer: .*Socket timed out"):
         list(site.backend.logs("r", LogQuery(follow=True)))
@@ -279,6 +281,17 @@ def test_who_cancels_waits_through_a_silence_too(site: Site) -> None:
     site.slurm.on_scancel = hears
     site.backend.cancel("r", site.said.append)
     assert site.slurm.silent == 0 and sum("the job goes on" in line for line in site.said) == 1
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+def test_who_cancels_waits_for_the_first_answer_too(site: Site, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.submit()
+    site.becomes(state)
+    ends, unheard = site.slurm._scancel, [SILENT, SILENT]
+    monkeypatch.setattr(site.slurm, "_scancel", lambda *given: unheard.pop() if unheard else ends(*given))
+    site.slurm.silent = 2
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.silent == 0 and not unheard and site.status().phase != "Running"
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(site: Site) -> None:

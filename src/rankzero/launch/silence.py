@@ -1,4 +1,4 @@
-"""Silence: a Slurm that does not answer for a while, as whoever follows a job bears it. Asks nothing itself."""
+"""Silence: a place that does not answer for a while, as whoever follows a run there bears it. Asks nothing itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Silence:
     """The newest one. A busy controller lets calls time out while its jobs go on, so it is no end of anything."""
 
     say: Say
+    told: str = "the job goes on, and Slurm is waited for"
     _since: float | None = None
 
     def goes_on(self, error: ServiceError) -> None:
@@ -22,7 +23,7 @@ class Silence:
         if self._since is None:
             self._since = now
             most = f"{LONGEST_SILENCE / 60:.0f} minutes at most"
-            self.say(f"{error.problems[0].what}; the job goes on, and Slurm is waited for, {most}")
+            self.say(f"{error.problems[0].what}; {self.told}, {most}")
         elif now - self._since >= LONGEST_SILENCE:
             raise error
 
