@@ -84,15 +84,15 @@ def test_a_cluster_without_accounting_has_forgotten_it() -> None:
         ("sbatch: error: Batch job submission failed: Access/permission denied", "AccessError", "sbatch"),
         (
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
-            "ServiceError",
+            "SilentError",
             "sbatch",
         ),
         (
             "sbatch: error: Batch job submission failed: Slurm temporarily unable to accept job, sleeping and retrying",
-            "ServiceError",
+            "SilentError",
             "sbatch",
         ),
-        ("sbatch: fatal: Unable to process configuration file", "ServiceError", "sbatch"),
+        ("sbatch: fatal: Unable to process configuration file", "SilentError", "sbatch"),
     ],
 )
 def test_a_refusal_names_the_field(said: str, kind: str, where: str) -> None:
