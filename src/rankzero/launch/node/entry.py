@@ -53,7 +53,8 @@ def live(stop: StopWish) -> None:
         place = find_place(settings, os.environ, socket.gethostname())
         node = place.node
         marker = settings.prepared_marker
-        must_be_writable([root, *([Path(marker).parent] if marker is not None else [])])
+        written = [root, *([Path(marker).parent] if marker is not None else [])]
+        must_be_writable(written, hosts="SLURM_JOB_ID" in os.environ)
         if settings.rdma:
             allow_locking()
         if offset:

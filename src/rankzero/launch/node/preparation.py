@@ -43,7 +43,8 @@ def live(stop: StopWish) -> None:
         directory = Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR)
         spec, settings = read_inputs(directory, os.environ)
         root = Path(spec.output_dir) / str(spec.name)
-        must_be_writable(Path(os.environ[name]) for name in _CACHES if os.environ.get(name))
+        written = [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
+        must_be_writable(written, hosts="SLURM_JOB_ID" in os.environ)
         error = marked(spec, settings, output, stop)
     except RankzeroError as known:
         error = known

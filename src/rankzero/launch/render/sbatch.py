@@ -64,7 +64,7 @@ def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
         "begun=$(date +%s)",
         f"state={_quoted(state)}",
         f"nodes={plan.cluster.num_nodes}",
-        *written(files, json.dumps(metadata, sort_keys=True)),
+        *written(plan, files, json.dumps(metadata, sort_keys=True)),
         noted_job("job"),
         "",
         *_environment(plan),

@@ -76,11 +76,12 @@ def inputs_digest(plan: Plan) -> str:
     return hashlib.sha256(b"".join(inputs(plan).values())).hexdigest()[:12]
 
 
-def written(files: Mapping[str, bytes], about: str) -> Iterator[str]:
+def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]:
     """The run's directory and the files in it, written by the script: as they read where they are text, else as base64.
     What is there already of `about`, which says what the run is, stays."""
     end = f"END_{hashlib.sha256(b''.join(files.values())).hexdigest()[:12]}"
     yield from _made_where_it_was_submitted()
+    yield from _open_as_above(plan)
     yield 'mkdir -p -m 700 "$state"'
     for name in dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)]):
         yield f'mkdir -p "$state"/{shlex.quote(name)}'
@@ -111,6 +112,20 @@ def _made_where_it_was_submitted() -> Iterator[str]:
     yield f"    exit {int(ExitCode.CONFIG)}"
     yield "  fi"
     yield "fi"
+
+
+def _open_as_above(plan: Plan) -> Iterator[str]:
+    """What runs share is for whom what it lies in is for: others' runs lie there too, whatever this umask is."""
+    outputs = plan.cluster.storage["outputs"]
+    runs = posixpath.relpath(plan.run.output_dir, outputs.mount)
+    yield "open_as_above() {"
+    yield '  if [ -d "$1" ]; then return; fi'
+    yield '  open_as_above "$(dirname "$1")"'
+    yield '  mkdir "$1" && chmod --reference="$(dirname "$1")" "$1"'
+    yield "}"
+    yield 'open_as_above "$(dirname "$state")"'
+    if runs.partition("/")[0] not in (".", ".."):
+        yield f"open_as_above {shlex.quote(posixpath.join(outputs.host_path or outputs.mount, runs))}"
 
 
 def noted_job(name: str) -> str:

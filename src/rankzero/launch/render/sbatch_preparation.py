@@ -66,7 +66,7 @@ def preparation_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
         "#   sbatch --dependency=afterok:$(sbatch --parsable THIS),singleton --kill-on-invalid-dep=yes THE_RUN",
         "set -u",
         f"state={shlex.quote(state)}",
-        *written(files, json.dumps(metadata, sort_keys=True)),
+        *written(plan, files, json.dumps(metadata, sort_keys=True)),
         noted_job("prepare_job"),
         "",
         *environment(variables(plan, labels.PREPARE_ROLE, {})),

@@ -30,6 +30,14 @@ def test_what_belongs_to_others_is_told_at_once_with_the_fix(tmp_path: Path, mon
     assert caught.value.exit_code == 77, "trying again does not change it"
 
 
+def test_hosts_have_no_volumes_and_no_user_of_a_cluster_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership.os, "access", lambda _path, _mode: False)
+    with pytest.raises(AccessError) as caught:
+        must_be_writable([tmp_path / "runs"], hosts=True)
+    problem = caught.value.problems[0]
+    assert problem.where == str(tmp_path) and f"chmod g+rwx {tmp_path}" in problem.hint and "user:" not in problem.hint
+
+
 def test_a_directory_that_is_still_to_be_made_is_judged_by_the_one_above(tmp_path: Path) -> None:
     must_be_writable([tmp_path / "a" / "b"])
     assert list(tmp_path.iterdir()) == []

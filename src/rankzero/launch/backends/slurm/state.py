@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.errors import AccessError
+from rankzero.launch.node.ownership import must_be_writable
 from rankzero.run_dir.atomic import storage_errors, write_json, write_text
 
 MOST_MESSAGE_BYTES = 4096
@@ -110,13 +111,16 @@ class RunState:
 
     @contextmanager
     def anew(self, about: dict[str, Any]) -> Iterator[None]:
-        """Make it for another job, which is submitted inside; where that fails, all is as before. Raises StorageError.
+        """Make it for another job, which is submitted inside; where that fails, all is as before. Raises StorageError,
+        and AccessError where the directory of all runs is somebody else's alone.
 
         A job may start before sbatch has said its number; the script writes that too.
         """
         aside = self.root.with_name(f".{self.root.name}.before")
         with storage_errors(self.root):
-            self.root.parent.mkdir(parents=True, exist_ok=True)
+            _open_as_above(self.root.parent)
+        must_be_writable([self.root.parent], hosts=True)
+        with storage_errors(self.root):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             self._move(self.root, self.batch_log, aside)
@@ -221,6 +225,14 @@ def states(directory: Path) -> Iterator[RunState]:
         for one in sorted(directory.iterdir()):
             if not one.name.startswith(".") and _is_open(one / "about.json"):
                 yield RunState(one)
+
+
+def _open_as_above(directory: Path) -> None:
+    """Made where it is not there, for whom what it lies in is for: others submit there too, whatever this umask is."""
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=True)
+        directory.chmod(directory.parent.stat().st_mode & 0o7777)
 
 
 def _is_open(file: Path) -> bool:

@@ -499,6 +499,19 @@ def test_a_node_that_noted_nothing_has_failed(tmp_path: Path) -> None:
     assert stage.run([0], [0]) == 1 and stage.asked == ""
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_what_runs_share_is_open_to_whom_the_outputs_are(tmp_path: Path, first: bool) -> None:
+    """Else the first of a team to submit closes it to the others, by their umask."""
+    stage = Stage(tmp_path)
+    stage.outputs.chmod(0o3770)
+    assert stage.run([0], text=stage.first if first else stage.text) == 0
+    modes = [(stage.outputs / name).stat().st_mode & 0o7777 for name in ("slurm", "runs")]
+    assert modes == [0o3770, 0o3770] and stage.state.stat().st_mode & 0o777 == 0o700
+    (stage.outputs / "runs").chmod(0o755)
+    stage.run([0], text=stage.first if first else stage.text)
+    assert (stage.outputs / "runs").stat().st_mode & 0o7777 == 0o755, "what is there stays as somebody wants it"
+
+
 def test_who_looks_while_a_script_notes_what_it_is_reads_no_half_of_it(tmp_path: Path) -> None:
     """`status`, `logs` and `submit` read these at any moment: one that is emptied first is a job that nobody knows."""
     stage = Stage(tmp_path)

@@ -17,6 +17,7 @@ from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Answer, Slurm
 from rankzero.launch.backends.slurm.state import RunState
+from rankzero.launch.node import ownership
 from rankzero.launch.render.reader import reader_pod
 from rankzero.launch.status.model import RunStatus
 from rankzero.persist.sources import CommandSource
@@ -443,6 +444,21 @@ def test_delete_removes_the_job_and_its_directory_and_no_result(site: Site) -> N
     assert removed == ["job 17", f"directory {site.root}/slurm/r", f"file {site.root}/slurm-r.log"]
     assert (site.root / "runs/r").is_dir() and "results stay" in site.said[-1]
     assert site.backend.runs() == [] and site.backend.collect("r").objects == ()
+
+
+def test_a_directory_of_runs_is_open_to_whom_the_outputs_are(site: Site) -> None:
+    site.root.chmod(0o3770)
+    site.submit()
+    assert (site.root / "slurm").stat().st_mode & 0o7777 == 0o3770
+    assert (site.root / "slurm/r").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_of_runs_that_is_closed_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership.os, "access", lambda path, _mode: path != site.root / "slurm")
+    with pytest.raises(AccessError, match="may not write") as told:
+        site.submit()
+    problem = told.value.problems[0]
+    assert problem.where == str(site.root / "slurm") and "chmod g+rwx" in problem.hint
 
 
 @contextmanager
