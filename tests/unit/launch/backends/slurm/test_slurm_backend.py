@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -338,6 +339,26 @@ def test_a_job_that_is_ending_already_is_waited_for(site: Site, verb: str, monke
         site.submit("max_restarts=9", replace=True)
         assert set(site.slurm.scripts) == {"17", "18"}
     assert site.pauses == 3 and "job 17 is ending already" in site.said
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete", "replace"])
+def test_a_job_that_slurm_does_not_end_is_not_waited_for_for_ever(
+    site: Site, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epilog may hang, or a process that nothing kills; of the run nothing is left to wait for."""
+    site.submit()
+    site.becomes("COMPLETING")
+    clock = itertools.count(0, 20)
+    monkeypatch.setattr("rankzero.launch.backends.slurm.stop.time.monotonic", lambda: next(clock))
+    if verb == "cancel":
+        site.backend.cancel("r", site.said.append)
+    elif verb == "delete":
+        site.backend.delete("r", claims=False, say=site.said.append)
+        assert not (site.root / "slurm/r").exists()
+    else:
+        site.submit("max_restarts=9", replace=True)
+        assert set(site.slurm.scripts) == {"17", "18"}
+    assert 5 < site.pauses < 20 and any("scontrol show job 17" in line for line in site.said)
 
 
 def test_a_job_that_begins_to_end_when_it_is_told_is_waited_for(site: Site) -> None:
