@@ -258,6 +258,9 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         whose, said = _parts(joined, kept), _last_words(kept[0])
         if state == "COMPLETED":
             return "slurm-not-started", "failed", f"job {{job}} is completed, and {whose} noted nothing here", _SHARED
+        if state == UNKNOWN and not said:
+            code, _, fix = _ENDINGS[state]
+            return code, "failed", f"Slurm does not know job {{job}} any more, and {whose} noted nothing here", fix
         cause = f"job {{job}} ended before {whose} began: {said or f'{reason}, and no word of it is here'}"
         return "slurm-not-started", "failed", cause, _NOT_STARTED if said else f"{_NOT_STARTED}; or {_SHARED}"
     if (late := _late(joined)) is not None:

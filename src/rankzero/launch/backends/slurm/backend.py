@@ -200,7 +200,7 @@ def _seen(state: RunState, part: Part, job: str, batch: str) -> NodeSeen:
     restart, notes = state.notes(part, job)
     log = state.log(part)
     own = "\n".join(state.last_lines(log, _MESSAGE_LINES))
-    return NodeSeen(restart, notes, state.words(part), own, state.written(log), batch)
+    return NodeSeen(restart, notes, state.words(part), own, state.written(log), batch, job in state.cancelled)
 
 
 def _pod_name(run: str, part: Part) -> str:

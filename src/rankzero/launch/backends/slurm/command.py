@@ -36,6 +36,10 @@ class Answer:
     err: str
 
 
+class AbsentError(ServiceError):
+    """A program of Slurm's that this machine has not got."""
+
+
 class SilentError(ServiceError):
     """Its controller does not answer, or not in time."""
 
@@ -126,7 +130,10 @@ class Slurm:
         if not ids:
             return {}
         asked = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}")
-        answer = self._execute((*asked, f"--format={_ACCOUNTED}"), "", {**self._env, **_UTC})
+        try:
+            answer = self._execute((*asked, f"--format={_ACCOUNTED}"), "", {**self._env, **_UTC})
+        except AbsentError:
+            return {}
         return {job.id: job for job in read_accounting(answer.out)} if answer.code == 0 else {}
 
 
@@ -227,7 +234,7 @@ def _execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Ans
     except FileNotFoundError as error:
         hint = "submit from a login node of the cluster, or choose another cluster"
         what = f"there is no {arguments[0]} command on this machine"
-        raise ServiceError(what, where="Slurm", hint=hint) from error
+        raise AbsentError(what, where="Slurm", hint=hint) from error
     except OSError as error:  # an environment or a list of arguments that is too long
         raise ServiceError(f"{arguments[0]}: {error.strerror or error}", where="Slurm") from error
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

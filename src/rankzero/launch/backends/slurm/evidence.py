@@ -37,6 +37,8 @@ class NodeSeen:
     """When it was written last."""
     batch: str = ""
     """The last lines of the batch script's, where srun speaks."""
+    cancelled: bool = False
+    """Whether its job was told to stop for good."""
     mute: bool = False
     """Whether it is of a job that ended well, of which nobody noted anything here."""
 
@@ -180,7 +182,7 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
         value["terminated"]["reason"] = "OOMKilled"
     status: Manifest = {"phase": "Failed" if code else "Succeeded", "container": {"state": value}}
-    if (state == "FAILED" or seen.mute) and not begun and ended is None:
+    if (state in ("FAILED", UNKNOWN) or seen.mute) and not begun and ended is None and code != ExitCode.STOPPED:
         status["reason"] = NOT_STARTED
     elif state not in ("COMPLETED", "FAILED", UNKNOWN):
         status["reason"] = state
@@ -215,9 +217,9 @@ def _code_without_words(state: str, notes: NodeNotes, seen: NodeSeen) -> int:
     """Of a node that has noted no end."""
     if state == "COMPLETED":
         return int(ExitCode.CONFIG) if seen.mute else 0
-    if state == "CANCELLED" and not notes.runs:
+    if (state == "CANCELLED" or seen.cancelled) and not notes.runs:
         return int(ExitCode.STOPPED)  # nothing had begun
-    if state == "FAILED" and notes.began is None:
+    if state in ("FAILED", UNKNOWN) and notes.began is None:
         return int(ExitCode.INTERNAL)
     return SIGKILL_CODE if state in ("OUT_OF_MEMORY", UNKNOWN) else SIGTERM_CODE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_a_job_of_long_ago_is_asked_for_in_the_accounting() -> None:
         return Answer(0, "7|TIMEOUT|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|rankzero-r\n", "")
 
     assert Slurm({}, execute).jobs(["7"])["7"].state == "TIMEOUT"
+
+
+def test_a_machine_without_sacct_has_no_accounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Slurm({"PATH": str(tmp_path)}).jobs(["17"]) == {}
 
 
 def test_a_cluster_without_accounting_has_forgotten_it() -> None:

@@ -258,6 +258,18 @@ def test_a_job_that_slurm_has_forgotten(site: Site) -> None:
     assert seen.phase == "Failed" and seen.findings[0].code == "slurm-forgotten"
 
 
+def test_a_job_that_slurm_has_forgotten_before_it_began_was_not_killed(site: Site) -> None:
+    """It never left the queue, as far as is known: ended there, or of a cluster that was made anew."""
+    site.submit()
+    site.slurm.jobs.clear()
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == ("Failed", 70)
+    assert [finding.code for finding in seen.findings] == ["slurm-forgotten"]
+    assert "its nodes noted nothing" in seen.verdict and "SIGKILL" not in seen.verdict and "memory" not in seen.verdict
+    (site.root / "slurm/r/cancelled").write_text("17\n")
+    assert (site.status().phase, site.status().exit_code) == ("Stopped", 75), "it was taken out of the queue"
+
+
 def test_a_job_whose_nodes_noted_nothing_here_has_not_succeeded(site: Site) -> None:
     """They have other outputs than this machine, and what they trained is there, if anywhere."""
     site.submit()
