@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,12 +25,18 @@ class _File:
         self._path, self._pod = path, pod
         self._node, self._role = (0, PREPARE_ROLE) if part == PREPARATION else (part, NODE_ROLE)
         self._at = 0
+        self._directory: int | None = None
+        """Which one it was in: of a run that is submitted anew it is another."""
         self._time: datetime | None = None
 
     def lines(self, *, rest: bool = False) -> list[LogLine]:
         """What is new. A line without a time is of that of the one before it. With `rest` the last may lack its end."""
         raw = b""
         with suppress(FileNotFoundError), self._path.open("rb") as file:
+            directory = self._path.parent.stat().st_ino
+            if self._directory not in (None, directory) or os.fstat(file.fileno()).st_size < self._at:
+                self._at = 0
+            self._directory = directory
             file.seek(self._at)
             raw = file.read()
         whole = raw if rest else raw[: raw.rfind(b"\n") + 1]

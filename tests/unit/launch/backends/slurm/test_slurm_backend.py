@@ -236,6 +236,34 @@ def test_lines_are_followed_until_the_job_has_ended(site: Site) -> None:
     assert [line.text for line in lines] == ["the last has no end"]
 
 
+def test_lines_of_a_run_that_is_submitted_anew_are_followed_from_their_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logs are new files of the same names."""
+    site.submit()
+    site.becomes("RUNNING")
+    site.log(0, "".join(f"old {line}\n" for line in range(9)))
+    site.log(1, "old\n")
+    lines = site.backend.logs("r", LogQuery(follow=True))
+    assert next(lines).text == "old 0"
+
+    def replaced(seconds: float) -> None:
+        Site.sleep(site, seconds)
+        if site.pauses == 1:
+            site.becomes("CANCELLED")
+            site.submit("max_restarts=9")
+            site.becomes("RUNNING")
+            site.log(0, "".join(f"new {line}\n" for line in range(20)))
+        elif site.pauses == 2:
+            site.log(0, "".join(f"new {line}\n" for line in range(20, 30)))
+        else:
+            site.becomes("COMPLETED")
+
+    monkeypatch.setattr(site.backend, "_sleep", replaced)
+    told = [line.text for line in lines if "new" in line.text]
+    assert told == [f"new {line}" for line in range(30)]
+
+
 def test_lines_are_followed_through_a_silence_of_squeue(site: Site) -> None:
     site.submit()
     site.becomes("RUNNING")
