@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +61,10 @@ LONGEST_NAME = 40
 """What kinds derive from a name must fit into 63 characters: a JobSet's pod is `<name>-node-0-<index>-<suffix>`."""
 
 
+_DIGITS = 6
+"""Of a hash in a name."""
+
+
 def object_name(run_name: str) -> str:
     """A DNS label (RFC 1035: it starts with a letter) for a run.
 
@@ -70,7 +75,7 @@ def object_name(run_name: str) -> str:
     label = label if label[:1].isalpha() else f"r-{label}".strip("-")
     if label == run_name and len(label) <= LONGEST_NAME:
         return label
-    digest = hashlib.sha256(run_name.encode()).hexdigest()[:6]
+    digest = hashlib.sha256(run_name.encode()).hexdigest()[:_DIGITS]
     return f"{label[: LONGEST_NAME - 7].rstrip('-')}-{digest}"
 
 
@@ -79,9 +84,15 @@ def prepare_name(name: str) -> str:
     return f"{name}-prepare"
 
 
-def job_name(name: str) -> str:
-    """What the job is called that Slurm has of a run, or of its preparation, by its object name."""
-    return f"rankzero-{name}"
+def job_name(name: str, state: str) -> str:
+    """What the job is called that Slurm has of a run, or of its preparation, by its object name and by the directory
+    that has what is known of it: runs of one name with other outputs have nothing to do with each other."""
+    return f"rankzero-{name}-{hashlib.sha256(posixpath.normpath(state).encode()).hexdigest()[:_DIGITS]}"
+
+
+def is_job_name(job: str, name: str) -> bool:
+    """Whether a job is called so, whichever path its directory was given by. Earlier versions wrote no such end."""
+    return re.fullmatch(rf"{re.escape(f'rankzero-{name}')}(-[0-9a-f]{{{_DIGITS}}})?", job) is not None
 
 
 def submission_name(name: str) -> str:

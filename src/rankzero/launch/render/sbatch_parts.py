@@ -37,7 +37,7 @@ def option_value(value: str) -> str:
 def named_options(plan: Plan, name: str, state: str) -> Iterator[str]:
     """Of sbatch, what a job of the run is called and where it works: beside its runs, in a log that all of it share."""
     outputs = posixpath.dirname(posixpath.dirname(state))
-    yield f"--job-name={labels.job_name(name)}"
+    yield f"--job-name={labels.job_name(name, state)}"
     yield f"--comment={labels.selector(plan.name)}"
     yield f"--chdir={outputs}"
     yield f"--output={outputs}/slurm-{plan.name}.log"

@@ -23,6 +23,6 @@ def own_jobs(state: RunState, jobs: Mapping[str, Job]) -> dict[str, Job]:
     return {
         number: jobs[number]
         for number, name in names.items()
-        if number in jobs and jobs[number].name == labels.job_name(name)
+        if number in jobs and labels.is_job_name(jobs[number].name, name)
         if submitted is None or (at := jobs[number].submitted) is None or at >= submitted - _CLOCKS
     }

@@ -18,6 +18,7 @@ import yaml
 from rankzero.cli.init import profile_text
 from rankzero.errors import ConfigError
 from rankzero.launch.backends.slurm.state import read_notes
+from rankzero.launch.labels import is_job_name
 from rankzero.launch.plan import make_plan
 from rankzero.launch.pods import parse_last_words
 from rankzero.launch.render import render
@@ -144,6 +145,22 @@ def test_the_cluster_of_the_guide_is_one() -> None:
     text = script([f"{name}={json.dumps(value)}" for name, value in yaml.safe_load(written).items() if name != "kind"])
     for option in ("--gres=gpu:h100:8", "--time=1-00:00:00", "--exclude=node7", "--signal=TERM@300", "--mem=921600M"):
         assert f"#SBATCH {option}\n" in text
+
+
+def test_runs_of_one_name_with_other_outputs_do_not_wait_for_each_other() -> None:
+    """Slurm keeps jobs of one name and user apart in time."""
+    names = [
+        re.findall(
+            "(?m)^#SBATCH --job-name=(.*)$",
+            first_script([*CLUSTERS["prepared"], f"storage.outputs={place}"])
+            + script([*CLUSTERS["prepared"], f"storage.outputs={place}"]),
+        )
+        for place in ("{mount: /a, host_path: /a}", "{mount: /a/, host_path: /a/}", "{mount: /b, host_path: /b}")
+    ]
+    assert names[0] == names[1] and len({*names[0], *names[2]}) == 4
+    assert is_job_name(names[0][1], "alpaca-qwen3-8b") and is_job_name(names[0][0], "alpaca-qwen3-8b-prepare")
+    assert is_job_name("rankzero-alpaca-qwen3-8b", "alpaca-qwen3-8b"), "as an earlier version called it"
+    assert not is_job_name(names[0][0], "alpaca-qwen3-8b")
 
 
 def test_a_secret_is_named_nowhere_in_the_script() -> None:
