@@ -21,6 +21,8 @@ START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
 """Which start of which job it is, to the shell."""
 SUBMITTED_VARIABLE = "RANKZERO_SUBMITTED"
 """Says to a script that `submit` has made the run's directory: this very one, as a job may submit others by hand."""
+TOKEN_OF_CLIENTS = "SLURM_JWT"
+"""sbatch hands it on. In a job Slurm's programs are known without it, and it may be over before the job is."""
 LATE_SECONDS = 60
 PAUSE_SECONDS = 5
 """Before Slurm is asked once more."""
@@ -80,6 +82,7 @@ def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]
     """The run's directory and the files in it, written by the script: as they read where they are text, else as base64.
     What is there already of `about`, which says what the run is, stays."""
     end = f"END_{hashlib.sha256(b''.join(files.values())).hexdigest()[:12]}"
+    yield f"unset {TOKEN_OF_CLIENTS}"
     yield from _made_where_it_was_submitted()
     yield from _open_as_above(plan)
     yield 'mkdir -p -m 700 "$state"'

@@ -19,11 +19,11 @@ from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
-from rankzero.launch.render.sbatch_parts import SUBMITTED_VARIABLE
-from rankzero.redaction import looks_secret, without_secrets
+from rankzero.launch.render.sbatch_parts import SUBMITTED_VARIABLE, TOKEN_OF_CLIENTS
+from rankzero.redaction import holds_secret, looks_secret, without_secrets
 
 _IS_A_JOBS = re.compile(r"SLURM(D|_)")
-_OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT"})
+_OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", TOKEN_OF_CLIENTS})
 """Which cluster it is and how it is asked: the same inside a job and outside."""
 _NUMBER = re.compile(r"(?m)^(\d+)(?:;\S+)?$")
 """`17`, or `17;cluster` where there are several."""
@@ -171,12 +171,20 @@ def environments(request: Request, env: Mapping[str, str]) -> Environments:
             for name in missing
         )
     own = without_habits(env)  # what the batch script asks is to get its answer there too
-    kept = {name: value for name, value in own.items() if name in request.secrets or not looks_secret(name)}
+    kept = {name: value for name, value in own.items() if name in request.secrets or not _is_secret(name, value)}
     if "SLURM_JOB_ID" in env:
         kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
     made = {TOKEN_VARIABLE: token_hex(32), SUBMITTED_VARIABLE: str(request.state.root)}
     shared = {**{name: value for name, value in kept.items() if name not in _OF_STEPS}, **made}
     return Environments(_left_open(shared, request.preparation, request.script), _left_open(shared, request.script))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """By its name or its shape. Without a proxy nodes reach nothing, and without a token sbatch itself may not: the
+    script takes that out of the job's environment."""
+    if name == TOKEN_OF_CLIENTS or name.lower().endswith("_proxy"):
+        return False
+    return looks_secret(name) or holds_secret(value)
 
 
 def _left_open(env: Mapping[str, str], *scripts: str) -> dict[str, str]:

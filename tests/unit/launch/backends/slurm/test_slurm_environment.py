@@ -68,6 +68,16 @@ def test_variables_of_the_shell_settle_nothing_that_the_script_or_cluster_yaml_d
     assert not THE_SCRIPTS_OWN.keys() & site.slurm.envs[1].keys()
 
 
+def test_what_is_a_secret_by_its_shape_does_not_travel_whatever_its_name(site: Site) -> None:
+    site.env |= {"DATABASE_URL": "postgres://me:hunter2@db/x", "HUB_AUTH": "hf_abcdefghijklmnopqrstuv"}
+    site.env |= {"SLURM_JWT": "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3.x", "PIP_INDEX_URL": "https://pypi.example/simple"}
+    site.env |= {"HTTPS_PROXY": "http://me:hunter2@proxy:3128"}
+    site.submit("secrets={database_url: {name: db}}")
+    (env,) = site.slurm.envs
+    assert {"DATABASE_URL", "PIP_INDEX_URL", "SLURM_JWT", "HTTPS_PROXY"} <= set(env) and "HUB_AUTH" not in env
+    assert site.slurm.scripts["17"].index("unset SLURM_JWT") < site.slurm.scripts["17"].index("srun ")
+
+
 def test_a_survey_asks_as_a_submit_would(site: Site) -> None:
     site.env |= {"SBATCH_JOB_NAME": "mine", "SBATCH_ACCOUNT": "lab"}
     site.backend.survey(site.objects())
