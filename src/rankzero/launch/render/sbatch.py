@@ -37,6 +37,7 @@ from rankzero.launch.render.sbatch_parts import (
     seen_inside,
     setup,
     stop_options,
+    unstarted,
     written,
 )
 from rankzero.spec.quantity import as_bytes
@@ -212,6 +213,7 @@ while :; do
   if [ -n "$asked" ] || {IS_CANCELLED} || grep -qsx "{START}" "$nodes/over"; then code={stopped}; break; fi
   {command(plan, "rankzero.launch.node")}
   code=$?
+  {unstarted(plan, '"$nodes/$SLURM_NODEID.words"')}
   {heard_as_stop(peer_lost)}
   case $code in
     {stopped}|{stopped + RETRY_EXIT_OFFSET}) code={stopped}; break ;;

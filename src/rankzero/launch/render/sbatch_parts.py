@@ -159,7 +159,7 @@ def launch(plan: Plan, state: str, script: str, options: Sequence[str], beside: 
     slurm, more = plan.cluster.slurm, list(options)
     shell = "sh" if slurm.runtime == "pyxis" else "bash"  # hosts have bash, whose functions, `module`, sh may not know
     if slurm.runtime == "pyxis":
-        more.append(f"--container-image={shlex.quote(slurm.image or str(plan.cluster.image))}")
+        more.append(f"--container-image={_at_home(slurm.image or str(plan.cluster.image))}")
         more.append(f"--container-mounts={shlex.quote(_mounts(plan))}")
         more.append("--no-container-mount-home")
     yield "trap : TERM  # who ends the job tells this shell too, which waits for what the nodes note"
@@ -260,15 +260,32 @@ def queue_again(plan: Plan, name: str) -> Iterator[str]:
     yield f"exit {code}"
 
 
+def unstarted(plan: Plan, words: str) -> str:
+    """To a shell that started one of our commands: says what it was where the shell found nothing of that name, or may
+    not run it. `words` as in `setup`."""
+    python = plan.cluster.slurm.python
+    said = {"rankzero": 1, "outcome": "failed", "where": "slurm.python", "what": f"{python} cannot be started there"}
+    said["hint"] = (
+        "a Python that has rankzero, on all nodes: in an environment on a shared directory; the log says more"
+    )
+    return f"case $code in 126|127) [ -s {words} ] || echo {shlex.quote(json.dumps(said))} > {words} ;; esac"
+
+
+def _at_home(path: str) -> str:
+    """A word of the script, which finds the home of who submits for itself."""
+    rest = path.removeprefix("~/")
+    return shlex.quote(path) if rest == path else f'"$HOME"/{shlex.quote(rest)}'
+
+
 def command(plan: Plan, module: str) -> str:
     """One of our modules, in the image where there is one."""
     slurm = plan.cluster.slurm
-    words = [slurm.python, "-P", "-m", module, plan.config_dir]
+    words = [_at_home(slurm.python), *map(shlex.quote, ("-P", "-m", module, plan.config_dir))]
     if slurm.runtime == "apptainer":
         image = slurm.image or f"docker://{plan.cluster.image}"
         gpus = ["--nv"] if plan.cluster.gpu else []
-        words = ["apptainer", "exec", *gpus, "--bind", _mounts(plan), image, *words]
-    return shlex.join(words)
+        words = ["apptainer", "exec", *gpus, "--bind", shlex.quote(_mounts(plan)), _at_home(image), *words]
+    return " ".join(words)
 
 
 def _mounts(plan: Plan) -> str:

@@ -38,6 +38,7 @@ from rankzero.launch.render.sbatch_parts import (
     seen_inside,
     setup,
     stop_options,
+    unstarted,
     written,
 )
 from rankzero.spec.quantity import as_bytes
@@ -129,6 +130,7 @@ while :; do
   if [ -n "$asked" ] || {IS_CANCELLED}; then code={int(ExitCode.STOPPED)}; break; fi
   {command(plan, "rankzero.launch.node.prepare")}
   code=$?
+  {unstarted(plan, '"$nodes/prepare.words"')}
   {heard_as_stop()}
   starts=$((starts + 1))
   case $code in {_FINAL}) break ;; esac

@@ -195,9 +195,9 @@ class Stage:
         self.program("sleep", "exec /bin/sleep 0.02\n")
         self.program("scontrol", 'echo "$@" >> "$ASKED"\n')
         directory = f"{{mount: {self.outputs}, host_path: {self.outputs}}}"
-        place = [f"storage={{outputs: {directory}}}", f"slurm.python={python}", f"num_nodes={nodes}"]
+        place = [f"storage={{outputs: {directory}}}", f"num_nodes={nodes}"]
         place += [f"storage.cache={{mount: {root}/cache, host_path: {root}/cache}}"]
-        given = [*place, *settings, "gpu=false", f"max_restarts={max_restarts}"]
+        given = [*place, f"slurm.python={python}", *settings, "gpu=false", f"max_restarts={max_restarts}"]
         self.text = script(given)
         self.first = first_script([*given, "prepare=always"])
         self.after_first = script([*given, "prepare=always"])
@@ -604,6 +604,23 @@ def test_a_line_of_setup_that_fails_is_the_end_and_says_so(tmp_path: Path, line:
     assert told is not None and (told.outcome, told.where) == ("failed", "slurm.setup") and line in told.what
     ending = read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1]
     assert ([one.code for one in ending.endings], ending.runs, stage.asked) == ([noted], False, "")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_python_in_who_submits_home_is_found_there(tmp_path: Path, first: bool) -> None:
+    stage = Stage(tmp_path)
+    stage.program("env python", (stage.programs / "node-python").read_text())
+    home = Stage(tmp_path / "other", settings=["slurm.python='~/bin/env python'"])
+    text = home.first if first else home.text
+    assert home.run([0], text=text.replace('"$HOME"', f'"{tmp_path}"'), quiet=False) == 0
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_python_that_is_not_there_is_named(tmp_path: Path, first: bool) -> None:
+    stage = Stage(tmp_path, settings=["slurm.python=/no/such/python"])
+    assert stage.run([0], text=stage.first if first else stage.text) == 127
+    told = parse_last_words((stage.state / f"nodes/{'prepare' if first else '0'}.words").read_text())
+    assert told is not None and told.where == "slurm.python" and "/no/such/python" in told.what
 
 
 def test_nodes_leave_the_hub_alone_only_when_this_very_run_was_prepared(tmp_path: Path) -> None:
