@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import posixpath
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -159,7 +160,7 @@ def launch(plan: Plan, state: str, script: str, options: Sequence[str], beside: 
     slurm, more = plan.cluster.slurm, list(options)
     shell = "sh" if slurm.runtime == "pyxis" else "bash"  # hosts have bash, whose functions, `module`, sh may not know
     if slurm.runtime == "pyxis":
-        more.append(f"--container-image={_at_home(slurm.image or str(plan.cluster.image))}")
+        more.append(f"--container-image={_at_home(_as_enroot_has_it(slurm.image or str(plan.cluster.image)))}")
         more.append(f"--container-mounts={shlex.quote(_mounts(plan))}")
         more.append("--no-container-mount-home")
     yield "trap : TERM  # who ends the job tells this shell too, which waits for what the nodes note"
@@ -269,6 +270,14 @@ def unstarted(plan: Plan, words: str) -> str:
         "a Python that has rankzero, on all nodes: in an environment on a shared directory; the log says more"
     )
     return f"case $code in 126|127) [ -s {words} ] || echo {shlex.quote(json.dumps(said))} > {words} ;; esac"
+
+
+def _as_enroot_has_it(image: str) -> str:
+    """An image's name with a sign between its registry and the rest, where it has a registry as other runtimes write
+    it."""
+    host, _, rest = image.partition("/")
+    has_host = rest and (host == "localhost" or re.search("[.:]", host.strip(".")) is not None)
+    return f"{host}#{rest}" if has_host and "#" not in image and "://" not in image else image
 
 
 def _at_home(path: str) -> str:

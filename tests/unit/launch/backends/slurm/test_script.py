@@ -163,6 +163,24 @@ def test_runs_of_one_name_with_other_outputs_do_not_wait_for_each_other() -> Non
     assert not is_job_name(names[0][0], "alpaca-qwen3-8b")
 
 
+@pytest.mark.parametrize(
+    ("image", "asked"),
+    [
+        ("ghcr.io/team/rankzero:1.0", "ghcr.io#team/rankzero:1.0"),
+        ("localhost:5000/rankzero", "localhost:5000#rankzero"),
+        ("me@ghcr.io#team/rankzero:1.0", "me@ghcr.io#team/rankzero:1.0"),
+        ("team/rankzero:1.0", "team/rankzero:1.0"),
+        ("/shared/my.images/rankzero.sqsh", "/shared/my.images/rankzero.sqsh"),
+        ("./my.images/rankzero.sqsh", "./my.images/rankzero.sqsh"),
+        ("dockerd://ghcr.io/team/rankzero", "dockerd://ghcr.io/team/rankzero"),
+    ],
+)
+def test_pyxis_is_told_where_a_registry_ends(image: str, asked: str) -> None:
+    """Else it looks for all of the name at its own registry."""
+    (line,) = re.findall(r"(?m)^srun .*--container-image=(\S+)", script([*CLUSTERS["pyxis"], f"slurm.image={image}"]))
+    assert line.strip("'") == asked
+
+
 def test_a_secret_is_named_nowhere_in_the_script() -> None:
     (only,) = manifests(CLUSTERS["hosts"])
     assert "HF_TOKEN" not in only["spec"]["script"]
