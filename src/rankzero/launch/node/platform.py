@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT, NodeSettings
 
-_INDEX_VARIABLES = ("RANKZERO_NODE", "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")
+INDEX_VARIABLES = ("RANKZERO_NODE", "JOB_COMPLETION_INDEX", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")
 """Ours, an Indexed Job's or JobSet's, Kubeflow's, and torchrun's own. A PyTorchJob's RANK is the node's too, but
 elsewhere RANK is a process's."""
 _ORDINAL = re.compile(r"(?P<set>.+?)-(?P<ordinal>[0-9]+)")
@@ -60,7 +60,7 @@ def find_place(settings: NodeSettings, env: Mapping[str, str], hostname: str) ->
 
 
 def _node(settings: NodeSettings, env: Mapping[str, str], hostname: str, problems: list[Problem]) -> int:
-    found = {name: env[name] for name in _INDEX_VARIABLES if env.get(name, "") != ""}
+    found = {name: env[name] for name in INDEX_VARIABLES if env.get(name, "") != ""}
     wrong = {name: text for name, text in found.items() if not text.isdigit()}
     for name, text in wrong.items():
         problems.append(Problem(f"{text!r} is not the number of a node", where=f"environment {name}"))
@@ -77,7 +77,7 @@ def _node(settings: NodeSettings, env: Mapping[str, str], hostname: str, problem
         match = _ORDINAL.fullmatch(name)  # StatefulSet: run-3; elastic PyTorchJob: run-worker-3
         if match is not None and match["set"] in (settings.run, f"{settings.run}-worker"):
             return int(match["ordinal"])
-    hint = f"set one of {', '.join(_INDEX_VARIABLES)}"
+    hint = f"set one of {', '.join(INDEX_VARIABLES)}"
     problems.append(Problem("nothing says which node this is", where="environment", hint=hint))
     return 0
 

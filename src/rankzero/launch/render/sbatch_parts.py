@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rankzero.errors import INTERRUPTED, ExitCode
 from rankzero.launch import labels
+from rankzero.launch.node.platform import INDEX_VARIABLES
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
@@ -83,7 +84,7 @@ def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]
     """The run's directory and the files in it, written by the script: as they read where they are text, else as base64.
     What is there already of `about`, which says what the run is, stays."""
     end = f"END_{hashlib.sha256(b''.join(files.values())).hexdigest()[:12]}"
-    yield f"unset {TOKEN_OF_CLIENTS}"
+    yield f"unset {TOKEN_OF_CLIENTS} {' '.join(INDEX_VARIABLES)} ${{!PET_@}}  # of the shell that submits"
     yield from _made_where_it_was_submitted()
     yield from _open_as_above(plan)
     yield 'mkdir -p -m 700 "$state"'

@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -235,6 +236,7 @@ class Stage:
         seconds_left: int | None = None,
         text: str | None = None,
         submitted: str = "",
+        env: Mapping[str, str] = MappingProxyType({}),
         quiet: bool = True,
     ) -> int:
         """The batch script's exit code, where the commands of each node end with these codes one after the other; a
@@ -243,7 +245,8 @@ class Stage:
         plans.mkdir(exist_ok=True)
         for node, several in enumerate(codes):
             (plans / str(node)).write_text("".join(f"{code}\n" for code in several))
-        env = {
+        given = {
+            **env,
             "PATH": f"{self.programs}:{os.environ['PATH']}",
             "SLURM_JOB_ID": job,
             "CODES": str(plans),
@@ -257,7 +260,7 @@ class Stage:
             **({"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)} if seconds_left is not None else {}),
         }
         done = subprocess.run(
-            ["bash"], input=self.text if text is None else text, text=True, capture_output=True, check=False, env=env
+            ["bash"], input=self.text if text is None else text, text=True, capture_output=True, check=False, env=given
         )
         self.said = done.stderr
         assert not quiet or "command not found" not in done.stderr, done.stderr
@@ -622,6 +625,18 @@ def test_a_line_of_setup_that_fails_is_the_end_and_says_so(tmp_path: Path, line:
     assert told is not None and (told.outcome, told.where) == ("failed", "slurm.setup") and line in told.what
     ending = read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1]
     assert ([one.code for one in ending.endings], ending.runs, stage.asked) == ([noted], False, "")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_another_launcher_said_of_the_shell_that_submits_is_not_heard(tmp_path: Path, first: bool) -> None:
+    """A shell within a pod, or under torchrun, is some node of another run."""
+    stage = Stage(tmp_path)
+    stage.program("node-python", f"env > {tmp_path}/env\n")
+    others = {"NODE_RANK": "3", "PET_NNODES": "4", "PET_MASTER_PORT": "5", "JOB_COMPLETION_INDEX": "2"}
+    assert stage.run([0], text=stage.first if first else stage.text, env=others) == 0
+    heard = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert "RANKZERO_NODE" in heard or first
+    assert not heard & set(others)
 
 
 @pytest.mark.parametrize("first", [False, True])
