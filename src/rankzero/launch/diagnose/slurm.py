@@ -75,7 +75,7 @@ _WAITING = (
         "slurm-dependency",
         "broken",
         "job {job} waits for a job that has failed",
-        "leave the dependency out of slurm.options, and submit again",
+        "`rankzero cancel` takes the run out of the queue; submit it again, with what goes before it",
     ),
     _reason(
         r"^(ReqNodeNotAvail|NodeDown|Nodes required for job are DOWN)",

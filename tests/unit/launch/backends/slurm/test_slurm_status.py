@@ -132,6 +132,7 @@ def test_what_could_not_be_started_says_the_end_of_the_log(site: Site) -> None:
         ("Resources", "slurm-waiting", "waiting", "waits for free nodes"),
         ("Priority", "slurm-waiting", "waiting", "squeue --start --jobs=17"),
         ("BeginTime", "slurm-requeued", "waiting", "continues from its newest checkpoint"),
+        ("DependencyNeverSatisfied", "slurm-dependency", "broken", "`rankzero cancel`"),
         ("Dependency", "slurm-singleton", "waiting", "job before it"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "slurm-nodes-down", "waiting", "UnavailableNodes:n1"),
         (
