@@ -163,6 +163,10 @@ class RunState:
         """As `read_notes`, of a node or the preparation."""
         return read_notes(self._text(f"nodes/{part}"), job)
 
+    def is_left_to_the_next(self, part: Part, job: str, restart: int) -> bool:
+        """Whether it failed while it was asked to stop in this start, and may be tried again in another."""
+        return self._text(f"nodes/{part}.again").strip() == f"{job} {restart}"
+
     def words(self, part: Part) -> str:
         """What its command said at its last end."""
         return self._text(f"nodes/{part}.words")[:MOST_MESSAGE_BYTES]

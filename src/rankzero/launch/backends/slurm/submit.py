@@ -10,10 +10,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from rankzero.errors import ConfigError, Problem, ServiceError
+from rankzero.errors import ConfigError, ExitCode, Problem, ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
-from rankzero.launch.backends.slurm.command import Slurm, without_habits
+from rankzero.launch.backends.slurm.command import Job, Slurm, without_habits
+from rankzero.launch.backends.slurm.evidence import num_nodes
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.kinds.slurm import BATCH_SCRIPT
@@ -111,7 +112,7 @@ def submit(
     state = request.state
     number = state.job
     there = own_jobs(state, slurm.jobs([number])).get(number) if number else None
-    if there is not None and not there.is_over:
+    if there is not None and not there.is_over and not _ends_for_good(state, there):
         before = state.about
         if _digest(before) == request.digest and number not in state.cancelled:
             say(f"{request.run} is job {number} already, with this very spec; left as it is")
@@ -123,6 +124,21 @@ def submit(
         job = _queued(slurm, request, given, say)
     state.settle(job)
     say(f"job {job} is in the queue")
+
+
+def _ends_for_good(state: RunState, job: Job) -> bool:
+    """Whether Slurm only tidies up after it, and its own script does not queue it again. The next one waits for its end
+    (singleton)."""
+    if not job.is_ending:
+        return False
+    seen = [(node, *state.notes(node, job.id)) for node in range(num_nodes(state.about))]
+    failed = [
+        (node, restart)
+        for node, restart, notes in seen
+        if restart == (job.restarts or restart) and notes.endings and not notes.runs
+        if notes.endings[-1].code not in (ExitCode.DONE, ExitCode.STOPPED)
+    ]
+    return any(not state.is_left_to_the_next(node, job.id, restart) for node, restart in failed)
 
 
 def _queued(slurm: Slurm, request: Request, given: Environments, say: Say) -> str:

@@ -200,6 +200,35 @@ def test_the_same_run_is_left_alone_and_another_is_not_ended_unasked(site: Site)
     assert site.slurm.jobs["17"].state == "CANCELLED" and set(site.slurm.scripts) == {"17", "18"}
 
 
+@pytest.mark.parametrize(("code", "again"), [(70, True), (137, True), (75, False), (0, False)])
+def test_a_run_that_has_failed_for_good_is_submitted_again_while_its_job_ends(
+    site: Site, code: int, again: bool
+) -> None:
+    """An epilog may take minutes; what has saved may be queued again by its own script."""
+    site.submit()
+    site.note(0, "begin", f"end {code}")
+    site.note(1, "begin", "end 75")
+    site.becomes("RUNNING")
+    site.submit()
+    site.becomes("COMPLETING")
+    site.submit()
+    assert list(site.slurm.scripts) == ["17", "18"][: 1 + again]
+    assert RunState(site.root / "slurm/r").job == ("18" if again else "17")
+
+
+def test_a_failure_that_is_left_to_the_next_allocation_is_not_for_good(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin", "end 202")
+    (site.root / "slurm/r/nodes/0.again").write_text("17 0\n")
+    site.becomes("COMPLETING")
+    site.submit()
+    assert set(site.slurm.scripts) == {"17"}
+    site.becomes("COMPLETING", restarts=1)
+    (site.root / "slurm/r/nodes/0.again").unlink()
+    site.submit()
+    assert set(site.slurm.scripts) == {"17"}, "the failure is of a start before"
+
+
 def test_a_run_that_has_ended_is_submitted_again_with_logs_of_its_own(site: Site) -> None:
     site.submit()
     site.note(0, "begin", "end 75")
