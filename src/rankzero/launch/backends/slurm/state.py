@@ -88,12 +88,12 @@ class RunState:
     @property
     def job(self) -> str:
         """The id of the newest job; empty where there is none."""
-        return self._text("job").strip()
+        return self._number("job")
 
     @property
     def preparation(self) -> str:
         """The id of the job that prepares, or did; empty where there is none."""
-        return self._text("prepare_job").strip()
+        return self._number("prepare_job")
 
     @property
     def about(self) -> dict[str, Any]:
@@ -205,6 +205,11 @@ class RunState:
                 self.batch_log.unlink()
                 removed.append(f"file {self.batch_log}")
         return removed
+
+    def _number(self, name: str) -> str:
+        """The last line that is one: an earlier version noted all that sbatch had said."""
+        lines = self._text(name).split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip().isdigit()), "")
 
     def _text(self, name: str) -> str:
         try:

@@ -92,6 +92,16 @@ def test_what_sbatch_answers_is_a_number_or_an_error(
         assert not (site.root / "slurm/r").exists()
 
 
+def test_a_number_that_an_earlier_version_noted_with_other_words_is_found_among_them(site: Site) -> None:
+    """Asked for as they are, squeue refuses the whole list, and all runs there are forgotten."""
+    site.submit()
+    site.becomes("RUNNING")
+    (site.root / "slurm/r/job").write_text("--> Verifying valid submit host ...OK\n17\n")
+    assert [one.run for one in site.backend.runs()] == ["r"] and site.status().phase == "Starting"
+    (site.root / "slurm/r/job").write_text("--> Verifying valid submit host ...OK\n")
+    assert RunState(site.root / "slurm/r").job == ""
+
+
 def test_a_refused_job_leaves_nothing(site: Site) -> None:
     site.slurm.refuses = "sbatch: error: invalid partition specified: nope"
     with pytest.raises(ConfigError, match="slurm.partition"):
