@@ -9,6 +9,10 @@ from rankzero.errors import ServiceError
 from rankzero.launch.backend import LONGEST_SILENCE, Say
 
 
+class SilentError(ServiceError):
+    """What was asked does not answer, or not in time: the same call may be answered a minute later."""
+
+
 @dataclass(slots=True)
 class Silence:
     """The newest one. A busy controller lets calls time out while its jobs go on, so it is no end of anything."""
@@ -18,7 +22,10 @@ class Silence:
     _since: float | None = None
 
     def goes_on(self, error: ServiceError) -> None:
-        """Once more nothing was answered: said the first time. Raises the error where it has been too long."""
+        """Once more nothing was answered: said the first time. Raises the error where it has been too long, and at once
+        where it is no silence: a program that is not there never answers."""
+        if not isinstance(error, SilentError):
+            raise error
         now = time.monotonic()
         if self._since is None:
             self._since = now

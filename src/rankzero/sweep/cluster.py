@@ -21,7 +21,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.launch.ship import local_files
-from rankzero.launch.silence import Silence
+from rankzero.launch.silence import Silence, SilentError
 from rankzero.launch.status import run_status
 from rankzero.launch.status.model import RunStatus
 from rankzero.spec.cluster_spec import ClusterSpec
@@ -31,6 +31,7 @@ from rankzero.sweep.trainer import Known, TrialStart
 
 LOOK_SECONDS = 5.0
 """Between two looks at a trial."""
+_GOES_ON = "what runs there goes on, and an answer is waited for"
 SHORTEST_TTL = 60
 """Seconds that a finished trial's object has to stay: in them it is looked at, also where many trials run."""
 Say = Callable[[str], None]
@@ -47,10 +48,12 @@ class OnCluster:
     def __init__(self, backend: Backend, cluster: ClusterSpec, base: Path, submitter: str, say: Say) -> None:
         self._backend, self._cluster, self._base = backend, cluster, base
         self._submitter, self._say = submitter, say
-        self._silence, self._next = Silence(say, "what runs there goes on, and an answer is waited for"), 0.0
+        self._silence, self._next = Silence(say, _GOES_ON), 0.0
+        self._has_answered = False
+        """Whether it is more than a name in a file."""
 
     def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
-        """None also while the place does not say what it has of that name."""
+        """None also while the place does not say what it has of that name, or whether it takes the run."""
         if time.monotonic() < self._next:
             return None
         try:
@@ -62,12 +65,16 @@ class OnCluster:
             run = None if before is None else self._found(*before, known.submitted)
             if run is None or not run.is_its(noted=known.is_noted):
                 run = self._found(*rendered, known.submitted if before is None else ())
-        except ServiceError as error:
+            self._has_answered = True
+            begun = self._begun(run, known)
+        except SilentError as error:
+            if not self._has_answered:
+                raise
             self._silence.goes_on(error)
             self._next = time.monotonic() + LOOK_SECONDS
             return None
         self._silence.is_over()
-        return self._begun(run, known)
+        return begun
 
     def _rendered(self, spec: RunSpec) -> tuple[Plan, list[Manifest]]:
         run = at_home(spec, shared=self._cluster.has_homes)
@@ -100,7 +107,7 @@ class OnCluster:
         else:
             known.note(name, run.digest)
             self._backend.submit(run.objects, self._say)
-        return _Submitted(self._backend, run.plan, self._say, self._silence)
+        return _Submitted(self._backend, run.plan, self._say)
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
@@ -159,8 +166,9 @@ class _Refused:
 class _Submitted:
     """A run there."""
 
-    def __init__(self, backend: Backend, plan: Plan, say: Say, silence: Silence) -> None:
-        self._backend, self._plan, self._say, self._silence = backend, plan, say, silence
+    def __init__(self, backend: Backend, plan: Plan, say: Say) -> None:
+        self._backend, self._plan, self._say = backend, plan, say
+        self._silence = Silence(say, _GOES_ON)
         self._metric = plan.run.checkpoint.best_metric
         self._next = 0.0
         self._stopping: threading.Thread | None = None

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,8 +28,9 @@ from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
 from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import RUN as RUN_LABEL
+from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import make_plan
-from rankzero.launch.silence import Silence
+from rankzero.launch.silence import SilentError
 from rankzero.launch.status import RunStatus, run_status
 from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.load import load_run_spec
@@ -418,7 +419,8 @@ class Place:
     """A backend with runs that only become what tests say, and that does not answer at times."""
 
     def __init__(self) -> None:
-        self.silent, self.asked = 0, 0
+        self.silent, self.asked, self.error = 0, 0, SilentError("Socket timed out", hint="is it up?")
+        self.submitted: list[str] = []
         self.told: list[str] = []
         self.all_told = threading.Event()
         self.refuses = ""
@@ -427,8 +429,14 @@ class Place:
         self.asked += 1
         if self.silent:
             self.silent -= 1
-            raise ServiceError("Socket timed out")
+            raise self.error
         return Evidence(run=run, now=datetime.now(UTC))
+
+    def submit(self, objects: Sequence[Manifest], say: Callable[[str], None], *, replace: bool = False) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise self.error
+        self.submitted.append(objects[0]["metadata"]["name"])
 
     def cancel(self, run: str, say: Callable[[str], None]) -> None:
         self.told.append(run)
@@ -445,7 +453,7 @@ def trial_there(place: Place, name: str, said: list[str]) -> there._Submitted:
         run,
         load_cluster_spec(None, ["num_nodes=1", "image=i", "storage.outputs={mount: /outputs, claim: c}"], env={}).spec,
     )
-    return there._Submitted(cast("Backend", place), plan, said.append, Silence(said.append))
+    return there._Submitted(cast("Backend", place), plan, said.append)
 
 
 def test_a_look_that_is_not_answered_ends_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,17 +470,71 @@ def test_a_look_that_is_not_answered_ends_no_sweep(monkeypatch: pytest.MonkeyPat
         [trial.running() for _ in range(9)]
 
 
+def test_a_trial_that_is_not_answered_is_borne_no_longer_for_what_others_hear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr(there.time, "monotonic", lambda: next(clock))
+    said = list[str]()
+    mute, other = Place(), Place()
+    mute.silent = 99
+    trials = [trial_there(place, name, said) for place, name in ((mute, "a"), (other, "b"))]
+    with pytest.raises(SilentError):
+        [trial._look() for _ in range(9) for trial in trials]
+
+
+def test_what_can_never_be_answered_is_not_waited_for() -> None:
+    place, said = Place(), list[str]()
+    place.silent, place.error = 1, ServiceError("there is no squeue command on this machine", hint="a login node")
+    with pytest.raises(ServiceError, match="login node"):
+        trial_there(place, "a", said).running()
+    assert not said
+
+
+def starter(place: Place, directory: Path, said: list[str]) -> Callable[[str], object]:
+    """Starts trials by their names."""
+    settings = ["num_nodes=1", "image=i", "storage.outputs={mount: /outputs, claim: c}"]
+    cluster = load_cluster_spec(None, settings, env={}).spec
+    trainer = there.OnCluster(cast("Backend", place), cluster, directory, "me", said.append)
+
+    def start(name: str) -> object:
+        spec = resolve(load_run_spec(None, [f"name={name}", "model.name=o/m", "data.train=o/d"], env={}).spec)
+        return trainer.start(spec, 0, Known(None, False, (), lambda _name, _digest: None))
+
+    return start
+
+
 def test_a_trial_whose_start_is_not_answered_is_started_at_another_look(tmp_path: Path) -> None:
     place, said = Place(), list[str]()
-    spec = resolve(load_run_spec(None, ["name=a", "model.name=o/m", "data.train=o/d"], env={}).spec)
-    cluster = load_cluster_spec(
-        None, ["num_nodes=1", "image=i", "storage.outputs={mount: /outputs, claim: c}"], env={}
-    ).spec
-    trainer = there.OnCluster(cast("Backend", place), cluster, tmp_path, "me", said.append)
+    start = starter(place, tmp_path, said)
+    assert start("a") is not None
+    place.silent, before = 1, place.asked
+    assert start("b") is None and len(said) == 1
+    assert start("b") is None and place.asked == before + 1, "not at once"
+
+
+def test_a_place_that_has_answered_nothing_yet_is_said_at_once(tmp_path: Path) -> None:
+    place, said = Place(), list[str]()
     place.silent = 1
-    known = Known(None, False, (), lambda _name, _digest: None)
-    assert trainer.start(spec, 0, known) is None and len(said) == 1
-    assert trainer.start(spec, 0, known) is None and place.asked == 1, "not at once"
+    with pytest.raises(ServiceError, match="is it up"):
+        starter(place, tmp_path, said)("a")
+
+
+def test_a_submit_that_is_not_answered_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    place, said = Place(), list[str]()
+    start = starter(place, tmp_path, said)
+    collect = place.collect
+
+    def answered(run: str, *, log_lines: int = 50) -> Evidence:
+        silent, place.silent = place.silent, 0
+        found = collect(run, log_lines=log_lines)
+        place.silent = silent
+        return found
+
+    monkeypatch.setattr(place, "collect", answered)
+    place.silent = 1
+    assert start("a") is None and not place.submitted
+    assert start("a") is not None and place.submitted == ["a"]
 
 
 def test_all_trials_are_told_to_stop_before_one_is_waited_for() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
+from rankzero.launch.silence import SilentError
 
 PROGRAM = "docker"
 _MOST_STDERR = 2000
@@ -165,7 +166,7 @@ def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
         return AccessError("this user may not talk to the docker daemon", where="docker", hint=hint)
     if _unreachable(err):
         hint = "start it (`sudo systemctl start docker`, or Docker Desktop); DOCKER_HOST says where it is looked for"
-        return ServiceError("the docker daemon does not answer", where="docker", hint=hint)
+        return SilentError("the docker daemon does not answer", where="docker", hint=hint)
     if "bind source path does not exist" in lower or "invalid mount config" in lower:
         return ConfigError(what, where="storage", hint="make the directory on this machine, or correct host_path")
     if "could not select device driver" in lower or "nvidia-container-cli" in lower:

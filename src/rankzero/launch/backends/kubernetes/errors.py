@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError
+from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.refusals import Asked, is_about_rights, not_served, reason_of
 from rankzero.launch.resource import Resource
+from rankzero.launch.silence import SilentError
 
 NO_ANSWER = 0
 """Status of a call that got none."""
@@ -55,7 +56,7 @@ def as_error(failures: ApiError | Iterable[ApiError], place: Place) -> RankzeroE
     together = (failures,) if isinstance(failures, ApiError) else tuple(failures)
     kinds = {_class_of(failure) for failure in together}
     problems = [problem for failure in together for problem in problems_of(failure, place)]
-    for kind in (ServiceError, ConfigError, AccessError):
+    for kind in (SilentError, ConfigError, AccessError):
         if kind in kinds:
             return kind(problems)
     return RankzeroError(problems)
@@ -75,7 +76,7 @@ def problems_of(failure: ApiError, place: Place) -> list[Problem]:
 def _class_of(failure: ApiError) -> type[RankzeroError]:
     status = failure.status
     if status == NO_ANSWER or status == 429 or status >= 500:
-        return ServiceError
+        return SilentError
     if status == 401 or (status == 403 and is_about_rights(failure.refusal.message)):
         return AccessError
     return ConfigError

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
+from rankzero.launch.silence import SilentError
 
 _UTC = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 """Slurm writes times of the zone that its commands are in."""
@@ -38,10 +39,6 @@ class Answer:
 
 class AbsentError(ServiceError):
     """A program of Slurm's that this machine has not got."""
-
-
-class SilentError(ServiceError):
-    """Its controller does not answer, or not in time."""
 
 
 Execute = Callable[[Sequence[str], str, Mapping[str, str]], Answer]

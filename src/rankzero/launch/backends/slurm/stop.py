@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from rankzero.errors import ServiceError
 from rankzero.launch.backend import LONGEST_SILENCE, Say
-from rankzero.launch.backends.slurm.command import Job, SilentError, Slurm
-from rankzero.launch.silence import Silence
+from rankzero.launch.backends.slurm.command import Job, Slurm
+from rankzero.launch.silence import Silence, SilentError
 
 MARGIN_SECONDS = 10
 _Answer = TypeVar("_Answer")
