@@ -21,8 +21,8 @@ from rankzero.spec.slurm_checks import SIGNAL_SECONDS
 
 START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
 """Which start of which job it is, to the shell."""
-SUBMITTED_VARIABLE = "RANKZERO_SUBMITTED"
-"""Says to a script that `submit` has made the run's directory: this very one, as a job may submit others by hand."""
+SUBMITTED_VARIABLE, SUBMITTED_FILE = "RANKZERO_SUBMITTED_AS", "submitted-"
+"""Says to a script that `submit` has made the run's directory, and which file there is this submission's alone."""
 TOKEN_OF_CLIENTS = "SLURM_JWT"
 """sbatch hands it on. In a job Slurm's programs are known without it, and it may be over before the job is."""
 LATE_SECONDS = 60
@@ -105,17 +105,20 @@ def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]
 
 
 def _made_where_it_was_submitted() -> Iterator[str]:
-    """A node that has another directory of that name would train for nobody. Who hands the script to sbatch by hand has
-    made none. A network file system may show late what is new."""
+    """A node that has another directory of that name would train for nobody, also one that was used before. Who hands
+    the script to sbatch by hand has made none, be it in a job of ours. A network file system may show late what is new.
+    """
     words = "is not here: storage.outputs in cluster.yaml has to be a directory that this node shares with the machine"
-    yield f'if [ "${{{SUBMITTED_VARIABLE}:-}}" = "$state" ]; then'
+    yield f'if [ -n "${{{SUBMITTED_VARIABLE}:-}}" ]; then'
+    yield f'  made="$state/{SUBMITTED_FILE}${SUBMITTED_VARIABLE}"'
     yield f"  for _ in {{1..{LATE_SECONDS // PAUSE_SECONDS}}}; do"
-    yield f'    [ ! -e "$state/about.json" ] || break; sleep {PAUSE_SECONDS}'
+    yield f'    [ ! -e "$made" ] || break; sleep {PAUSE_SECONDS}'
     yield "  done"
-    yield '  if [ ! -e "$state/about.json" ]; then'
-    yield f'    echo "$(hostname): $state/about.json {words} that submitted" >&2'
+    yield '  if [ ! -e "$made" ]; then'
+    yield f'    echo "$(hostname): $made {words} that submitted" >&2'
     yield f"    exit {int(ExitCode.CONFIG)}"
     yield "  fi"
+    yield f"  unset {SUBMITTED_VARIABLE} made"
     yield "fi"
 
 

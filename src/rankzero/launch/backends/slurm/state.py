@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from rankzero.errors import AccessError
 from rankzero.launch.node.ownership import must_be_writable
+from rankzero.launch.render.sbatch_parts import SUBMITTED_FILE
 from rankzero.run_dir.atomic import storage_errors, write_json, write_text
 
 MOST_MESSAGE_BYTES = 4096
@@ -110,9 +111,9 @@ class RunState:
         return frozenset(self._text("cancelled").split())
 
     @contextmanager
-    def anew(self, about: dict[str, Any]) -> Iterator[None]:
-        """Make it for another job, which is submitted inside; where that fails, all is as before. Raises StorageError,
-        and AccessError where the directory of all runs is somebody else's alone.
+    def anew(self, about: dict[str, Any], submission: str) -> Iterator[None]:
+        """Make it for another job, which is submitted inside; where that fails, all is as before. `submission` is what
+        nodes know it by. Raises StorageError, and AccessError where the directory of all runs is somebody else's alone.
 
         A job may start before sbatch has said its number; the script writes that too.
         """
@@ -129,6 +130,7 @@ class RunState:
                 self.root.mkdir(mode=0o700)
                 for name in ("nodes", "logs"):
                     (self.root / name).mkdir()
+                (self.root / f"{SUBMITTED_FILE}{submission}").touch()
             write_json(self.root / "about.json", about)
             yield
         except BaseException:
@@ -148,6 +150,25 @@ class RunState:
     def settle_preparation(self, job: str) -> None:
         """Note which job prepares it. Raises StorageError."""
         write_text(self.root / "prepare_job", f"{job}\n")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether Slurm may have a job of the run that nobody was told the number of."""
+        return self._doubt.exists()
+
+    def doubt(self) -> None:
+        """Note that. Raises StorageError."""
+        write_text(self._doubt, "")
+
+    def settle_doubt(self) -> None:
+        """There is none any more. Raises StorageError."""
+        with storage_errors(self._doubt):
+            self._doubt.unlink(missing_ok=True)
+
+    @property
+    def _doubt(self) -> Path:
+        """Beside it: it is as before where a submit fails."""
+        return self.root.with_name(f".{self.root.name}.doubt")
 
     @staticmethod
     def _move(root: Path, log: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.render.sbatch_parts import SUBMITTED_VARIABLE, TOKEN_OF_CLIENTS
+from rankzero.launch.silence import SilentError
 from rankzero.redaction import holds_secret, looks_secret, without_secrets
 
 _IS_A_JOBS = re.compile(r"SLURM(D|_)")
@@ -29,6 +30,7 @@ _OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", TO
 _NUMBER = re.compile(r"(?m)^(\d+)(?:;\S+)?$")
 """`17`, or `17;cluster` where there are several."""
 _MOST_SAID = 300
+_JOB_NAME = re.compile(r"(?m)^#SBATCH --job-name=(\S+)")
 _DIRECTIVE = re.compile(r"(?m)^#SBATCH --([a-z-]+)")
 _OF_SBATCH = "SBATCH_"
 _OPTIONS = {
@@ -120,10 +122,26 @@ def submit(
         if not replaces and number not in state.cancelled:
             raise _already(request, before, number)
         stop()
-    with state.anew({**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}):
-        job = _queued(slurm, request, given, say)
+    if state.is_in_doubt:
+        _withdraw(slurm, request)
+    about = {**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+    try:
+        with state.anew(about, given.run[SUBMITTED_VARIABLE]):
+            job = _queued(slurm, request, given, say)
+    except SilentError:
+        state.doubt()
+        raise
     state.settle(job)
     say(f"job {job} is in the queue")
+
+
+def _withdraw(slurm: Slurm, request: Request) -> None:
+    """Take jobs out of the queue that sbatch was not answered about, and that Slurm has all the same: each would take
+    its turn, to find that its submission is not there."""
+    for script in filter(None, (request.script, request.preparation)):
+        for name in _JOB_NAME.findall(script):
+            slurm.cancel(f"--name={name}", "--state=PENDING")
+    request.state.settle_doubt()
 
 
 def _ends_for_good(state: RunState, job: Job) -> bool:
@@ -190,7 +208,7 @@ def environments(request: Request, env: Mapping[str, str]) -> Environments:
     kept = {name: value for name, value in own.items() if name in request.secrets or not _is_secret(name, value)}
     if "SLURM_JOB_ID" in env:
         kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
-    made = {TOKEN_VARIABLE: token_hex(32), SUBMITTED_VARIABLE: str(request.state.root)}
+    made = {TOKEN_VARIABLE: token_hex(32), SUBMITTED_VARIABLE: token_hex(8)}
     shared = {**{name: value for name, value in kept.items() if name not in _OF_STEPS}, **made}
     return Environments(_left_open(shared, request.preparation, request.script), _left_open(shared, request.script))
 

@@ -69,6 +69,12 @@ class FakeSlurm:
         return Answer(0, f"{number}\n", "")
 
     def _scancel(self, rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
+        if rest[0].startswith("--name="):
+            assert rest[1:] == ["--state=PENDING"]
+            for number, job in self.jobs.items():
+                if job.state == "PENDING" and self._name(number) == rest[0].removeprefix("--name="):
+                    job.state = "CANCELLED"
+            return Answer(0, "", "")
         job = self.jobs[rest[-1]]
         if job.state == "COMPLETING":
             said = f"scancel: error: Kill job error on job id {rest[-1]}: Job/step already completing or completed\n"

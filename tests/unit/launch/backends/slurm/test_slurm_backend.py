@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from rankzero.launch.backends.slurm.command import Answer, Slurm
 from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.node import ownership
 from rankzero.launch.render.reader import reader_pod
+from rankzero.launch.silence import SilentError
 from rankzero.launch.status.model import RunStatus
 from rankzero.persist.sources import CommandSource
 from rankzero.spec.cluster_load import load_cluster_spec
@@ -100,6 +102,39 @@ def test_a_number_that_an_earlier_version_noted_with_other_words_is_found_among_
     assert [one.run for one in site.backend.runs()] == ["r"] and site.status().phase == "Starting"
     (site.root / "slurm/r/job").write_text("--> Verifying valid submit host ...OK\n")
     assert RunState(site.root / "slurm/r").job == ""
+
+
+def test_a_submission_is_known_by_a_file_that_no_other_has(site: Site) -> None:
+    """Nodes look for it: what else is there may be of another time."""
+    prepared(site)()
+    names = {env["RANKZERO_SUBMITTED_AS"] for env in site.slurm.envs}
+    assert [f"submitted-{name}" for name in names] == [one.name for one in (site.root / "slurm/r").glob("submitted-*")]
+    site.backend.delete("r", claims=False, say=site.said.append)
+    prepared(site)()
+    assert site.slurm.envs[-1]["RANKZERO_SUBMITTED_AS"] not in names
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_job_that_sbatch_may_have_handed_over_without_an_answer_does_not_stay_beside_the_next(
+    site: Site, prepares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, submit = site.slurm._sbatch, prepared(site) if prepares else site.submit
+    silent = Answer(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
+
+    def unanswered(*given: Any) -> Answer:
+        taken(*given)
+        return silent
+
+    monkeypatch.setattr(site.slurm, "_sbatch", unanswered)
+    with pytest.raises(SilentError):
+        submit()
+    monkeypatch.setattr(site.slurm, "_sbatch", taken)
+    submit()
+    assert site.slurm.jobs["17"].state == "CANCELLED" and site.slurm.jobs["18"].state == "PENDING"
+    calls = len(site.slurm.calls)
+    site.slurm.jobs[max(site.slurm.jobs)].state = "FAILED"
+    submit()
+    assert not [call for call in site.slurm.calls[calls:] if call.startswith("scancel")], "once"
 
 
 def test_a_refused_job_leaves_nothing(site: Site) -> None:
