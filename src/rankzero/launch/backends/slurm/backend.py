@@ -168,7 +168,7 @@ class SlurmBackend:
         return RunState(self._directory / run)
 
     def _job(self, state: RunState) -> Job | None:
-        return _known(self._jobs(state), state.job) if state.about else None
+        return slurm_submit.heard(state, _known(self._jobs(state), state.job)) if state.about else None
 
     def _jobs(self, state: RunState) -> dict[str, Job]:
         """The run's job, then that of its preparation, as far as Slurm knows them."""

@@ -57,7 +57,9 @@ def pods_of(
     about: Mapping[str, Any], job: Job | None, number: str, nodes: Sequence[NodeSeen], now: datetime
 ) -> list[Manifest]:
     """A pod for each node. `job` is None where Slurm does not know the job of this number any more."""
-    if _is_mute(job, nodes, now):
+    begun = any(seen.notes.began for seen in nodes)
+    job = as_heard(job, now, begun=begun)
+    if job is not None and job.state == "COMPLETED" and not begun:
         nodes = [replace(seen, mute=True) for seen in nodes]
     own = about.get("labels", {})
     name = str(about.get("name", ""))
@@ -86,11 +88,12 @@ def preparation_pod(about: Mapping[str, Any], job: Job | None, number: str, seen
     return pod
 
 
-def _is_mute(job: Job | None, nodes: Sequence[NodeSeen], now: datetime) -> bool:
-    """Whether its nodes wrote elsewhere what they noted. A network file system may show late what is new."""
-    if job is None or job.state != "COMPLETED" or any(seen.notes.began for seen in nodes):
-        return False
-    return job.ended is None or now - job.ended > timedelta(seconds=LATE_SECONDS)
+def as_heard(job: Job | None, now: datetime, *, begun: bool) -> Job | None:
+    """One that has just ended well and whose nodes noted nothing here is about to end: a network file system may show
+    late what is new. Later they are known to have written it elsewhere."""
+    if job is None or job.state != "COMPLETED" or job.ended is None or begun:
+        return job
+    return replace(job, state="COMPLETING") if now - job.ended <= timedelta(seconds=LATE_SECONDS) else job
 
 
 def is_done(seen: NodeSeen) -> bool:

@@ -14,7 +14,7 @@ from rankzero.errors import ConfigError, ExitCode, Problem, ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.slurm.command import Job, Slurm, without_habits
-from rankzero.launch.backends.slurm.evidence import num_nodes
+from rankzero.launch.backends.slurm.evidence import as_heard, num_nodes
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import RunState
 from rankzero.launch.kinds.slurm import BATCH_SCRIPT
@@ -113,7 +113,7 @@ def submit(
     given = environments(request, env)
     state = request.state
     number = state.job
-    there = own_jobs(state, slurm.jobs([number])).get(number) if number else None
+    there = heard(state, own_jobs(state, slurm.jobs([number])).get(number)) if number else None
     if there is not None and not there.is_over and not _ends_for_good(state, there):
         before = state.about
         if _digest(before) == request.digest and number not in state.cancelled:
@@ -133,6 +133,13 @@ def submit(
         raise
     state.settle(job)
     say(f"job {job} is in the queue")
+
+
+def heard(state: RunState, job: Job | None) -> Job | None:
+    """The run's job, which is about to end while what its nodes noted may yet be seen here."""
+    nodes = () if job is None else range(num_nodes(state.about))
+    begun = any(state.notes(node, job.id)[1].began for node in nodes if job is not None)
+    return as_heard(job, datetime.now(UTC), begun=begun)
 
 
 def _withdraw(slurm: Slurm, request: Request) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -520,7 +519,7 @@ def test_what_slurm_ends_itself_is_left_to_it(tmp_path: Path, state: str, asked:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_node_without_the_directory_that_submit_has_made_trains_for_nobody(tmp_path: Path, first: bool) -> None:
-    """Also one with such a directory of its own, from another time; nor is a path compared, which has many spellings."""
+    """Also one with such a directory of its own, from another time. No path is compared: it has many spellings."""
     stage = Stage(tmp_path)
     text = stage.first if first else stage.text
     assert stage.run([0], text=text, submitted="5a") == 78 and stage.left == {0: ["0"]}

@@ -9,6 +9,8 @@ import pytest
 
 from rankzero.errors import ExitCode
 from rankzero.launch.backend import LogQuery
+from rankzero.launch.backends.slurm.backend import SlurmBackend
+from rankzero.launch.backends.slurm.command import Slurm
 from rankzero.launch.backends.slurm.state import PREPARATION, Part
 from tests.unit.launch.backends.slurm.conftest import Site, prepared
 from tests.unit.launch.backends.slurm.fake_slurm import FakeJob
@@ -280,7 +282,24 @@ def test_a_job_whose_nodes_noted_nothing_here_has_not_succeeded(site: Site) -> N
     assert seen.verdict == "job 17 is completed, and its nodes noted nothing here"
     assert "storage.outputs" in seen.findings[0].fix
     site.slurm.jobs["17"].ended = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
-    assert site.status().phase == "Succeeded", "a file system may show late what they noted"
+    seen = site.status()
+    assert not seen.is_over and seen.exit_code is None, "a file system may show late what they noted"
+    site.submit()
+    assert len(site.slurm.scripts) == 1, "nor is it submitted again meanwhile"
+
+
+def test_who_follows_a_job_looks_until_its_nodes_notes_are_here(site: Site) -> None:
+    site.submit("num_nodes=1")
+    site.becomes("COMPLETED")
+    site.slurm.jobs["17"].ended = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+
+    def shown(_seconds: float) -> None:
+        site.note(0, "begin", "end 0")
+        site.log(0, "late\n")
+
+    backend = SlurmBackend(site.root / "slurm", Slurm(site.env, site.slurm.execute), env=site.env, sleep=shown)
+    assert [line.text for line in backend.logs("r", LogQuery(follow=True))] == ["late"]
+    assert site.status().phase == "Succeeded"
 
 
 PYXIS = """\
