@@ -20,9 +20,9 @@ _UTC = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 """Slurm writes times of the zone that its commands are in."""
 _COLUMNS = (
     *(("JobID", 20), ("State", 24), ("RestartCnt", 10), ("SubmitTime", 24), ("StartTime", 24), ("EndTime", 24)),
-    *(("NodeList", 200), ("Reason", 400), ("Name", 200)),
+    *(("NodeList", 200), ("Reason", 400), ("Name", 200), ("exit_code", 10)),
 )
-_ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList,JobName"
+_ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList,ExitCode,JobName"
 _HABIT = re.compile(r"(SQUEUE|SACCT|SINFO|SCANCEL)_")
 _ABSENT = re.compile(r"invalid job id", re.IGNORECASE)
 _ENDING = re.compile(rf"{_ABSENT.pattern}|already completing or completed", re.IGNORECASE)
@@ -62,6 +62,8 @@ class Job:
     reason: str = ""
     """Why it waits, or how it ended, in Slurm's own words."""
     name: str = ""
+    code: int = 0
+    """What its script ended with."""
 
     @property
     def is_waiting(self) -> bool:
@@ -143,10 +145,12 @@ def read_queue(text: str) -> list[Job]:
             cells.append(line[at : at + width].strip())
             at += width
         if cells[0]:
-            number, state, restarts, submitted, started, ended, nodes, reason, name = cells
+            number, state, restarts, submitted, started, ended, nodes, reason, name, code = cells
             count = int(restarts) if restarts.isdigit() else 0
             times = (_moment(submitted), _moment(started), _moment(ended))
-            found.append(Job(number, state, count, *times, nodes, "" if reason == "None" else reason, name))
+            found.append(
+                Job(number, state, count, *times, nodes, "" if reason == "None" else reason, name, _code(code))
+            )
     return found
 
 
@@ -158,11 +162,20 @@ def read_accounting(text: str) -> list[Job]:
         cells = line.split("|", columns)  # the last, a name, may have bars of its own
         if len(cells) <= columns:
             continue
-        number, state, submitted, started, ended, nodes, name = cells
+        number, state, submitted, started, ended, nodes, code, name = cells
         word = state.partition(" ")[0]  # CANCELLED by 1000
         times = (_moment(submitted), _moment(started), _moment(ended))
-        found.append(Job(number, word.rstrip("+"), None, *times, nodes, state if state != word else "", name))
+        why = state if state != word else ""
+        found.append(Job(number, word.rstrip("+"), None, *times, nodes, why, name, _code(code)))
     return found
+
+
+def _code(text: str) -> int:
+    """Of `78:0`, a code and a signal, as sacct says it, or of what wait(2) gives, as squeue does."""
+    code, parted, _ = text.partition(":")
+    if not code.isdigit():
+        return 0
+    return int(code) if parted else int(code) >> 8
 
 
 def _moment(text: str) -> datetime | None:

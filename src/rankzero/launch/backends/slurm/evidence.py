@@ -19,6 +19,8 @@ from rankzero.launch.render.sbatch_parts import LATE_SECONDS
 from rankzero.launch.untyped_json import whole
 
 SIGTERM_CODE, SIGKILL_CODE = 143, 137
+_FAILURES = frozenset(ExitCode) - {ExitCode.DONE, ExitCode.STOPPED}
+"""What a script says of itself; srun's own codes say less."""
 _CLOCKS = timedelta(seconds=60)
 """By so much the clock of a file system may be behind Slurm's."""
 
@@ -175,7 +177,7 @@ def _left(end: Ending, seen: NodeSeen, *, all_left: bool) -> Manifest:
 def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     state = UNKNOWN if job is None else job.state
     ended = notes.endings[-1] if notes.endings and not notes.runs else None
-    code = ended.code if ended is not None else _code_without_words(state, notes, seen)
+    code = ended.code if ended is not None else _code_without_words(job, notes, seen)
     begun = notes.began is not None  # else words and log are of a start before
     at = ended.at if ended is not None else None if job is None else job.ended
     end = Ending(code, notes.began, at) if at is not None else None
@@ -216,14 +218,15 @@ def _in_the_end(words: str, code: int) -> str:
     return json.dumps({**said, "exit_code": code, "outcome": "stopped"}) if isinstance(said, dict) else words
 
 
-def _code_without_words(state: str, notes: NodeNotes, seen: NodeSeen) -> int:
+def _code_without_words(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> int:
     """Of a node that has noted no end."""
+    state = UNKNOWN if job is None else job.state
     if state == "COMPLETED":
         return int(ExitCode.CONFIG) if seen.mute else 0
     if (state == "CANCELLED" or seen.cancelled) and not notes.runs:
         return int(ExitCode.STOPPED)  # nothing had begun
     if state in ("FAILED", UNKNOWN) and notes.began is None:
-        return int(ExitCode.INTERNAL)
+        return job.code if job is not None and job.code in _FAILURES else int(ExitCode.INTERNAL)
     return SIGKILL_CODE if state in ("OUT_OF_MEMORY", UNKNOWN) else SIGTERM_CODE
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from rankzero.launch.backends.slurm.command import Answer
 
-WIDTHS = (20, 24, 10, 24, 24, 24, 200, 400, 200)
+WIDTHS = (20, 24, 10, 24, 24, 24, 200, 400, 200, 10)
 
 
 @dataclass
@@ -22,6 +22,8 @@ class FakeJob:
     submitted: str = ""
     """Empty: just now."""
     ended: str = "N/A"
+    code: int = 0
+    """What its script ended with."""
 
 
 def line(number: str, job: FakeJob) -> str:
@@ -36,6 +38,7 @@ def line(number: str, job: FakeJob) -> str:
         "" if job.state == "PENDING" else "host[0-1]",
         job.reason or "None",
         job.name,
+        str(job.code << 8),
     )
     return "".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)) + "\n"
 

@@ -16,22 +16,24 @@ WAITS = FakeJob(
 
 
 def test_columns_of_squeue() -> None:
-    text = line("11", WAITS) + line("12", FakeJob("RUNNING", "None", 2)) + "\n"
+    text = line("11", WAITS) + line("12", FakeJob("RUNNING", "None", 2, code=78)) + "\n"
     waiting, running = read_queue(text)
     assert (waiting.id, waiting.is_waiting, waiting.reason) == ("11", True, WAITS.reason)
     assert (waiting.started, waiting.ended) == (None, None)
+    assert (waiting.code, running.code) == (0, 78)
     assert (running.restarts, running.reason, running.nodes) == (2, "", "host[0-1]")
     assert running.started == datetime(2026, 11, 22, 11, 1, tzinfo=UTC)
 
 
 def test_bars_of_sacct() -> None:
     text = (
-        "7|CANCELLED by 1000|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|rankzero-r\n"
-        "8|OUT_OF_MEMORY|2026-11-22T11:00:00|Unknown|Unknown|gpu|a|b\n"
+        "7|CANCELLED by 1000|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|0:0|rankzero-r\n"
+        "8|OUT_OF_MEMORY|2026-11-22T11:00:00|Unknown|Unknown|gpu|78:0|a|b\n"
     )
     first, second = read_accounting(text)
     assert (first.state, first.reason, first.restarts) == ("CANCELLED", "CANCELLED by 1000", None)
     assert (second.state, second.started, second.is_over) == ("OUT_OF_MEMORY", None, True)
+    assert (first.code, second.code) == (0, 78)
     assert (first.name, second.name) == ("rankzero-r", "a|b"), "others may have any name"
 
 
@@ -40,7 +42,9 @@ def test_a_job_of_long_ago_is_asked_for_in_the_accounting() -> None:
         if arguments[0] == "squeue":
             return Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
         assert "--jobs=7" in arguments
-        return Answer(0, "7|TIMEOUT|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|rankzero-r\n", "")
+        return Answer(
+            0, "7|TIMEOUT|2026-11-22T11:00:00|2026-11-22T11:01:00|2026-11-22T11:02:00|gpu|0:0|rankzero-r\n", ""
+        )
 
     assert Slurm({}, execute).jobs(["7"])["7"].state == "TIMEOUT"
 

@@ -302,6 +302,17 @@ def test_who_follows_a_job_looks_until_its_nodes_notes_are_here(site: Site) -> N
     assert site.status().phase == "Succeeded"
 
 
+@pytest.mark.parametrize(("said", "code"), [(78, 78), (1, 70), (0, 70), (75, 70)])
+def test_a_job_of_which_nothing_began_failed_with_what_its_script_said(site: Site, said: int, code: int) -> None:
+    """A node that has not these outputs can note nothing here."""
+    site.submit()
+    site.becomes("FAILED", "NonZeroExitCode")
+    site.slurm.jobs["17"].code = said
+    assert (site.status().phase, site.status().exit_code) == ("Failed", code)
+    site.note(0, "begin")
+    assert site.status().exit_code != 78, "it began here"
+
+
 PYXIS = """\
 slurmstepd: error: pyxis: child 4411 failed with error code: 1
 slurmstepd: error: pyxis: failed to import docker image
