@@ -17,7 +17,15 @@ from rankzero.launch import labels
 from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.slurm import submit as slurm_submit
 from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
-from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, is_done, num_nodes, pods_of, preparation_pod
+from rankzero.launch.backends.slurm.evidence import (
+    NodeSeen,
+    config_map,
+    grace_seconds,
+    is_done,
+    num_nodes,
+    pods_of,
+    preparation_pod,
+)
 from rankzero.launch.backends.slurm.logs import followed, recent
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
@@ -157,7 +165,7 @@ class SlurmBackend:
         """Whether there was anything to end. The run's job goes first: it would start after the other."""
         jobs = answered(lambda: self._jobs(state), say, lambda: self._sleep(POLL_SECONDS))
         going = [job for job in jobs.values() if not job.is_over]
-        grace = whole(state.about, "spec", "grace") or 180
+        grace = grace_seconds(state.about)
         if going:
             state.cancel(*(job.id for job in going))
         for job in going:
@@ -177,17 +185,16 @@ class SlurmBackend:
     def _evidence(self, state: RunState, jobs: Mapping[str, Job]) -> Evidence:
         """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""
         about, number, first = state.about, state.job, state.preparation
-        metadata = {name: value for name, value in about.items() if name != "spec"}
         batch = "\n".join(state.last_lines(state.batch_log, _MESSAGE_LINES))
         nodes = [_seen(state, node, number, batch) for node in range(num_nodes(about))]
         pods, waits = [], False
         if first and not any(node.notes.began for node in nodes):
             seen = _seen(state, PREPARATION, first, batch)
-            pods, waits = [preparation_pod(metadata, jobs.get(first), first, seen)], not is_done(seen)
+            pods, waits = [preparation_pod(about, jobs.get(first), first, seen)], not is_done(seen)
         job, now = _known(jobs, number), datetime.now(UTC)
         if not waits:
-            pods += pods_of(metadata, job, number, nodes, now)
-        objects = (config_map(metadata, job),)
+            pods += pods_of(about, job, number, nodes, now)
+        objects = (config_map(about, job),)
         return Evidence(run=state.root.name, now=now, objects=objects, pods=tuple(pods))
 
 

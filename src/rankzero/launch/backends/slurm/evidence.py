@@ -19,6 +19,8 @@ from rankzero.launch.render.sbatch_parts import LATE_SECONDS
 from rankzero.launch.untyped_json import whole
 
 SIGTERM_CODE, SIGKILL_CODE = 143, 137
+_GRACE_SECONDS = 180
+"""Of a run whose script was handed to sbatch by hand, which says none."""
 _FAILURES = frozenset(ExitCode) - {ExitCode.DONE, ExitCode.STOPPED}
 """What a script says of itself; srun's own codes say less."""
 _CLOCKS = timedelta(seconds=60)
@@ -53,6 +55,11 @@ class NodeSeen:
 def num_nodes(about: Mapping[str, Any]) -> int:
     """Of the script's metadata."""
     return whole(about, "annotations", labels.NODES) or 1
+
+
+def grace_seconds(about: Mapping[str, Any]) -> int:
+    """What a stop leaves the run for saving."""
+    return whole(about, "spec", "grace") or _GRACE_SECONDS
 
 
 def pods_of(
@@ -105,8 +112,12 @@ def is_done(seen: NodeSeen) -> bool:
 
 def config_map(about: Mapping[str, Any], job: Job | None) -> Manifest:
     """What stands for the run beside its pods."""
-    metadata = {**_created(job), **about}
+    metadata = {**_created(job), **_metadata(about)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def _metadata(about: Mapping[str, Any]) -> Manifest:
+    return {name: value for name, value in about.items() if name != "spec"}
 
 
 def _restart(job: Job | None, seen: NodeSeen) -> int:
@@ -135,14 +146,14 @@ def _pod(
     """`called` is its name and its labels; `all_left`: nothing of the run is on any node any more."""
     name, own = called
     restart, notes = _restart(job, seen), _notes(job, seen)
-    metadata: Manifest = {**_created(job), **about, "name": name, "labels": dict(own)}
+    metadata: Manifest = {**_created(job), **_metadata(about), "name": name, "labels": dict(own)}
     status = _status(job, notes, seen, all_left=all_left)
     again = restart + max(0, len(notes.endings) - (not notes.runs))
     status["containerStatuses"] = [{"name": "node", "restartCount": again, **status.pop("container")}]
     state, reason = (UNKNOWN, "") if job is None else (job.state, job.reason)
     condition = {"type": CONDITION, "status": "True", "reason": state, "message": f"{number}: {reason}"}
     status["conditions"] = [condition]
-    spec: Manifest = {"containers": [{"name": "node"}]}
+    spec: Manifest = {"containers": [{"name": "node"}], "terminationGracePeriodSeconds": grace_seconds(about)}
     host = notes.host or ("" if job is None or job.is_waiting else job.nodes)
     if host:
         spec["nodeName"] = host

@@ -313,6 +313,14 @@ def test_a_job_of_which_nothing_began_failed_with_what_its_script_said(site: Sit
     assert site.status().exit_code != 78, "it began here"
 
 
+def test_a_save_that_is_killed_is_explained_with_the_grace_period_that_is_set(site: Site) -> None:
+    site.submit("grace_period_seconds=240", "num_nodes=1")
+    site.becomes("RUNNING")
+    site.note(0, "begin", "end 137")
+    seen = site.status()
+    assert "240 s" in "".join(one.cause for one in seen.findings), seen.findings
+
+
 PYXIS = """\
 slurmstepd: error: pyxis: child 4411 failed with error code: 1
 slurmstepd: error: pyxis: failed to import docker image
