@@ -30,6 +30,10 @@ _OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", TO
 _NUMBER = re.compile(r"(?m)^(\d+)(?:;\S+)?$")
 """`17`, or `17;cluster` where there are several."""
 _MOST_SAID = 300
+_ENTRY = re.compile(r"[A-Z][A-Z0-9_]*$")
+"""A variable that an entry of `secrets` of its own name stands for."""
+_GOES_WITH = {"AWS_ACCESS_KEY_ID": "AWS_SECRET_ACCESS_KEY"}
+"""What has the shape of a secret and only says whose one is."""
 _JOB_NAME = re.compile(r"(?m)^#SBATCH --job-name=(\S+)")
 _DIRECTIVE = re.compile(r"(?m)^#SBATCH --([a-z-]+)")
 _OF_SBATCH = "SBATCH_"
@@ -122,6 +126,8 @@ def submit(
         if not replaces and number not in state.cancelled:
             raise _already(request, before, number)
         stop()
+    if left := withheld(request, env):
+        say(_told_withheld(left))
     if state.is_in_doubt:
         _withdraw(slurm, request)
     about = {**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
@@ -212,12 +218,31 @@ def environments(request: Request, env: Mapping[str, str]) -> Environments:
             for name in missing
         )
     own = without_habits(env)  # what the batch script asks is to get its answer there too
-    kept = {name: value for name, value in own.items() if name in request.secrets or not _is_secret(name, value)}
+    kept = {name: value for name, value in own.items() if _is_given(request, name) or not _is_secret(name, value)}
     if "SLURM_JOB_ID" in env:
         kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
     made = {TOKEN_VARIABLE: token_hex(32), SUBMITTED_VARIABLE: token_hex(8)}
     shared = {**{name: value for name, value in kept.items() if name not in _OF_STEPS}, **made}
     return Environments(_left_open(shared, request.preparation, request.script), _left_open(shared, request.script))
+
+
+def withheld(request: Request, env: Mapping[str, str]) -> list[str]:
+    """Variables that do not travel for the shape of their values alone, which nobody expects by their names."""
+    return sorted(
+        name
+        for name, value in env.items()
+        if _is_secret(name, value) and not looks_secret(name) and not _is_given(request, name)
+    )
+
+
+def _told_withheld(names: Sequence[str]) -> str:
+    told = f"not passed on, as their values look like secrets: {', '.join(names)}"
+    entries = [f"{name}: {{name: {name.strip('_').lower().replace('_', '-')}}}" for name in names if _ENTRY.match(name)]
+    return f"{told}; for what the run needs, cluster.yaml `secrets: {{{', '.join(entries)}}}`" if entries else told
+
+
+def _is_given(request: Request, name: str) -> bool:
+    return name in request.secrets or _GOES_WITH.get(name) in request.secrets
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -78,6 +78,28 @@ def test_what_is_a_secret_by_its_shape_does_not_travel_whatever_its_name(site: S
     assert site.slurm.scripts["17"].index("unset SLURM_JWT") < site.slurm.scripts["17"].index("srun ")
 
 
+def test_what_is_withheld_is_named_with_what_gives_it_to_the_run(site: Site) -> None:
+    site.env |= {"MLFLOW_TRACKING_URI": "https://me:hunter2@mlflow", "HUB_AUTH": "hf_abcdefghijklmnopqrstuv"}
+    site.submit()
+    (line,) = [line for line in site.said if "MLFLOW_TRACKING_URI" in line]
+    assert "HUB_AUTH" in line and "HF_TOKEN" not in line, "by its name it was never taken for more than a secret"
+    assert "secrets: {HUB_AUTH: {name: hub-auth}, MLFLOW_TRACKING_URI: {name: mlflow-tracking-uri}}" in line
+    assert not [line for line in site.said if "hunter2" in line or "hf_abc" in line]
+    site.said.clear()
+    site.backend.delete("r", claims=False, say=lambda _line: None)
+    site.submit("secrets={HUB_AUTH: {name: h}, MLFLOW_TRACKING_URI: {name: m}}")
+    assert site.said == ["job 18 is in the queue"]
+
+
+def test_the_name_of_a_key_travels_where_its_secret_does(site: Site) -> None:
+    """It has a secret's shape, and one is of no use without the other."""
+    site.env["AWS_ACCESS_KEY_ID"] = "AKIAABCDEFGHIJKLMNOP"
+    site.submit()
+    site.backend.delete("r", claims=False, say=site.said.append)
+    site.submit("secrets={AWS_SECRET_ACCESS_KEY: {name: aws}}")
+    assert ["AWS_ACCESS_KEY_ID" in env for env in site.slurm.envs] == [False, True]
+
+
 def test_a_survey_asks_as_a_submit_would(site: Site) -> None:
     site.env |= {"SBATCH_JOB_NAME": "mine", "SBATCH_ACCOUNT": "lab"}
     site.backend.survey(site.objects())
