@@ -214,10 +214,13 @@ _OF_A_FIELD = _refusals(
 )
 _SILENT = re.compile(
     r"unable to contact slurm controller|connection refused|connection timed out|socket timed out|zero bytes were"
-    r"|process configuration file|configuration source|ClusterName needs|cannot stat file|protocol authentication"
-    r"|temporarily unable to accept job",
+    r"|communication (?:connection|shutdown) failure|message (?:send|receive) failure|unexpected message received"
+    r"|connection reset by peer|no route to host|backup controller in standby|configuration source"
+    r"|protocol authentication|temporarily unable to accept job",
     re.IGNORECASE,
 )
+_UNCONFIGURED = re.compile(r"process configuration file|ClusterName needs|cannot stat file", re.IGNORECASE)
+"""Of a machine that is not set up for Slurm: it is not answered however often it asks."""
 _FORBIDDEN = re.compile(r"access/permission denied|not permitted to use|invalid user|operation not permitted", re.I)
 
 
@@ -225,9 +228,11 @@ def refusal(program: str, err: str) -> RankzeroError:
     """The error for what a failed command said."""
     lines = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line) for line in err.strip().splitlines()]
     said = "; ".join(dict.fromkeys(line for line in lines if line)) or "it gave no reason"
-    if _SILENT.search(said):
+    is_silent = _SILENT.search(said) is not None
+    if is_silent or _UNCONFIGURED.search(said):
         hint = "see `scontrol ping` and `sinfo`; SLURM_CONF names the file that says where the controller is"
-        return SilentError(f"Slurm does not answer: {said}", where=program, hint=hint)
+        kind = SilentError if is_silent else ServiceError
+        return kind(f"Slurm does not answer: {said}", where=program, hint=hint)
     if _FORBIDDEN.search(said):
         return AccessError(said, where=program, hint="ask the administrators of the cluster for the right to it")
     if program == "sbatch":

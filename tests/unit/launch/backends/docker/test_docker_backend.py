@@ -19,6 +19,7 @@ from rankzero.launch.backends.docker.command import Answer, Docker
 from rankzero.launch.backends.docker.create import Creation
 from rankzero.launch.backends.docker.pod import Container
 from rankzero.launch.backends.preparation import PreparationError
+from rankzero.launch.silence import SilentError
 from rankzero.launch.status import run_status, summarise
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
@@ -340,7 +341,7 @@ def test_a_volume_of_somebody_else_is_not_noted(daemon: Daemon, submit: Submit, 
 @pytest.mark.parametrize(
     ("message", "kind", "hint"),
     [
-        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", ServiceError, "systemctl start docker"),
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", SilentError, "systemctl start docker"),
         ("permission denied while trying to connect to the Docker daemon socket", AccessError, "usermod"),
     ],
 )

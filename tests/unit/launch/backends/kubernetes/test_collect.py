@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from rankzero.errors import ServiceError
+from rankzero.launch.silence import SilentError
 from rankzero.launch.status import run_status
 from tests.support.fake_cluster import Act, life, make_pods
 from tests.unit.launch.backends.kubernetes.runs import Bench, objects
@@ -171,7 +171,7 @@ def test_all_runs_cheaply(bench: Bench) -> None:
 def test_a_dead_server(bench: Bench) -> None:
     backend = bench.backend()
     bench.cluster.die()
-    with pytest.raises(ServiceError, match="does not answer") as caught:
+    with pytest.raises(SilentError, match="does not answer") as caught:
         backend.collect("r")
     assert bench.cluster.url in str(caught.value)
 

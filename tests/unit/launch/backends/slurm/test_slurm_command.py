@@ -105,7 +105,14 @@ def test_a_cluster_without_accounting_has_forgotten_it() -> None:
             "SilentError",
             "sbatch",
         ),
-        ("sbatch: fatal: Unable to process configuration file", "SilentError", "sbatch"),
+        ("sbatch: error: Batch job submission failed: Message receive failure", "SilentError", "sbatch"),
+        ("sbatch: error: Batch job submission failed: Unexpected message received", "SilentError", "sbatch"),
+        (
+            "sbatch: error: Batch job submission failed: Slurm backup controller in standby mode",
+            "SilentError",
+            "sbatch",
+        ),
+        ("sbatch: fatal: Unable to process configuration file", "ServiceError", "sbatch"),  # which no waiting cures
     ],
 )
 def test_a_refusal_names_the_field(said: str, kind: str, where: str) -> None:
