@@ -14,6 +14,8 @@ from rankzero.errors import RankzeroError, StopNow
 SOURCE = Path(rankzero.__file__).parent
 OUTERMOST = {"cli/train.py", "cli/serve.py", "cli/undoing.py", "engine/signals.py", "provision/programs.py"}
 """Where a stop becomes what a user reads, or is raised again once a program of others has ended."""
+NO_STOPS = {"data/pool.py"}
+"""Runs where no signal becomes an exception: in workers, whose parent alone is asked to stop."""
 
 
 def names_in(node: ast.expr | None) -> set[str]:
@@ -32,7 +34,7 @@ def swallowed(file: str, tree: ast.AST) -> list[str]:
         where = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ExceptHandler):
             caught = names_in(node.type)
-            if "BaseException" in caught and not isinstance(node.body[-1], ast.Raise):
+            if "BaseException" in caught and not isinstance(node.body[-1], ast.Raise) and file not in NO_STOPS:
                 found.append(f"{where} catches everything and does not raise it again")
             if "StopNow" in caught and file not in OUTERMOST:
                 found.append(f"{where} catches a stop")

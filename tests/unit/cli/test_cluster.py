@@ -172,7 +172,7 @@ if sys.argv[1] == "create":
 
 
 @pytest.fixture
-def slow(cli: Cli, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def slow(cli: Cli, tmp_path: Path, hung_up_on: None) -> Iterator[subprocess.Popen[str]]:
     """`cluster create` in a terminal of its own, in the middle of what kind does."""
     program(tmp_path / "bin", "kind", SLOW)
     program(tmp_path / "bin", "kubectl", "")
@@ -183,8 +183,12 @@ def slow(cli: Cli, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as typed:
-        Path("begun").read_text()
-        yield typed
+        try:
+            Path("begun").read_text()
+            yield typed
+        finally:
+            if typed.poll() is None:  # a test failed
+                os.killpg(typed.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("times", [1, 2])
