@@ -51,6 +51,7 @@ test-trackers: $(VENV)-trackers/.installed
 
 # vLLM's program is taken from PATH: it has an environment of its own, and another package for each kind of device.
 test-vllm: $(VENV)/.dev
+	@command -v vllm > /dev/null || { echo "there is no program vllm on PATH" >&2; exit 1; }
 	$(PYTESTS) -n 0 -m vllm tests/e2e/test_vllm.py
 
 # A stream of 20 GB through a cache of 1 GB, made as it is asked for; STREAM_GB and STREAM_CACHE_GB take other sizes.

@@ -1,4 +1,4 @@
-"""The cost model beside what benchmarks/gpu.py has measured: within 15 %."""
+"""The cost model beside what benchmarks/gpu.py has measured: within 10 %, as docs/scale.md says."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ def foretold(shape: str, method: str, root: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    ("shape", "method", "within"),
+    ("shape", "method"),
     [
-        ("qwen3-8b", "LoRA", 0.15),
-        ("qwen3-8b", "QLoRA (nf4)", 0.15),
-        ("llama-3.2-1b", "full, float32 masters", 0.15),
-        ("llama-3.2-1b", "full, bfloat16 with stochastic rounding", 0.15),
-        ("llama-3.2-1b", "LoRA", 0.15),
+        ("qwen3-8b", "LoRA"),
+        ("qwen3-8b", "QLoRA (nf4)"),
+        ("llama-3.2-1b", "full, float32 masters"),
+        ("llama-3.2-1b", "full, bfloat16 with stochastic rounding"),
+        ("llama-3.2-1b", "LoRA"),
     ],
 )
-def test_a_step_takes_what_was_measured(shape: str, method: str, within: float, tmp_path: Path) -> None:
+def test_a_step_takes_what_was_measured(shape: str, method: str, tmp_path: Path) -> None:
     found = measured()[shape, method]
-    assert foretold(shape, method, tmp_path) == pytest.approx(found, rel=within)
+    assert foretold(shape, method, tmp_path) == pytest.approx(found, rel=0.1)
