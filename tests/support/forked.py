@@ -58,8 +58,10 @@ class Outcome:
     said: str
 
 
-def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **options: Any) -> Outcome:
-    """Train in `nproc` processes; whatever happens, none is left behind."""
+def run_forked(
+    spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, *, a_node: int | None = None, **options: Any
+) -> Outcome:
+    """Train in `nproc` processes; whatever happens, none is left behind. `a_node`: as `in_ranks` takes it."""
     require_told(spec)
     payload = {
         "spec": spec.model_dump(mode="json"),
@@ -68,7 +70,7 @@ def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **op
         "env": {name: os.environ[name] for name in ("RANKZERO_CACHE", CPU_FEATURES_VARIABLE) if name in os.environ},
     }
     with tempfile.TemporaryDirectory() as name:
-        codes = in_ranks(run_rank, nproc, Path(name), json.dumps(payload))
+        codes = in_ranks(run_rank, nproc, Path(name), json.dumps(payload), a_node=a_node)
         report = Path(name) / "report.json"
         return Outcome(
             codes,
@@ -130,12 +132,14 @@ def _context() -> Any:
     return context
 
 
-def in_ranks(function: Callable[..., None], nproc: int, directory: Path, *arguments: Any) -> list[int]:
-    """Call `function(directory, *arguments)` in `nproc` ranks on the CPU. Returns their exit codes: 0, or ours."""
-    context = _context()
-    ranks = [
-        context.Process(target=_enter, args=(function, rank, nproc, directory, arguments)) for rank in range(nproc)
-    ]
+def in_ranks(
+    function: Callable[..., None], nproc: int, directory: Path, *arguments: Any, a_node: int | None = None
+) -> list[int]:
+    """Call `function(directory, *arguments)` in `nproc` ranks on the CPU. Returns their exit codes: 0, or ours.
+    `a_node`: they are told that so many of them are on each node; None: all."""
+    context, local = _context(), a_node or nproc
+    places = [(rank, rank % local, nproc, min(local, nproc - rank // local * local)) for rank in range(nproc)]
+    ranks = [context.Process(target=_enter, args=(function, place, directory, arguments)) for place in places]
     try:
         for process in ranks:
             process.start()
@@ -236,17 +240,21 @@ def fail_above(tokens: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def _enter(
-    function: Callable[..., None], rank: int, nproc: int, directory: Path, arguments: tuple[object, ...]
+    function: Callable[..., None],
+    place: tuple[int, int, int, int],
+    directory: Path,
+    arguments: tuple[object, ...],
 ) -> None:
-    """Become a rank, as the launcher would make one."""
+    """Become a rank, as the launcher would make one. `place`: rank and local rank, of how many and on this node."""
     from rankzero.engine.process import hand_over
 
+    rank = place[0]
     said = (directory / f"said-{rank}").open("w", buffering=1)
     os.dup2(said.fileno(), 1)
     os.dup2(said.fileno(), 2)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc}
-    os.environ.update({name: str(value) for name, value in place.items()})
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    os.environ.update({name: str(value) for name, value in zip(names, place, strict=True)})
     os.environ["RANKZERO_RENDEZVOUS"] = (directory / "rendezvous").as_uri()
     os.environ["RANKZERO_ERROR_FILE"] = str(directory / f"error-{rank}.json")
     if Path("/sys/class/net/lo").exists():

@@ -60,18 +60,18 @@ def scaled(
 def table() -> str:
     """In Markdown."""
     lines = [
-        "| model | method | GPUs | spread | s a step | tokens/s | waiting | what breaks | on Ethernet: s | waiting |",
-        "|---|---|--:|---|--:|--:|--:|---|--:|--:|",
+        "| model | method | GPUs | spread | s a step | tokens/s | waiting | what breaks | on Ethernet | s | waiting |",
+        "|---|---|--:|---|--:|--:|--:|---|---|--:|--:|",
     ]
     for name in NAMES:
         for method in METHODS:
             for ranks in COUNTS:
                 planned, cost = scaled(name, method, ranks)
-                slow = scaled(name, method, ranks, rdma=False)[1]
+                again, slow = scaled(name, method, ranks, rdma=False)
                 cells = [name, method, f"{ranks:,}", planned.sharding, _seconds(cost.seconds)]
                 cells += [f"{float(f'{cost.tokens_per_second:.3g}'):,.0f}", _share(cost)]
                 cells += [", ".join(breaks(planned.need, cost, BATCH, H100)) or "–"]
-                cells += ["", ""] if ranks == A_NODE else [_seconds(slow.seconds), _share(slow)]
+                cells += ["", "", ""] if ranks == A_NODE else [again.sharding, _seconds(slow.seconds), _share(slow)]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

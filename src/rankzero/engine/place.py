@@ -20,20 +20,21 @@ def place_of_rank(device: Device, world: World, free: int = 0) -> Place:
     """Of this process. Whether nodes have RDMA between them is told by its devices, which a pod has if it asks for
     them; how fast it is, or Ethernet, is assumed."""
     limit = memory_limit(device, world.local_world_size)
-    network = None
-    if device.kind == "cuda":
-        alone = world.local_world_size == world.world_size
-        rdma = any(_RDMA_DEVICES.glob("uverbs*"))
-        network = Network(world.local_world_size, 0.0) if alone else assumed_network(world.local_world_size, rdma=rdma)
+    alone = world.local_world_size == world.world_size
+    rdma = any(_RDMA_DEVICES.glob("uverbs*"))
+    network = Network(world.local_world_size, 0.0) if alone else assumed_network(world.local_world_size, rdma=rdma)
     return Place(device.kind, hardware(device), limit, free, world.world_size, network)
 
 
 def place_of_all(device: Device, world: World) -> Place:
     """The same on every rank: what the first of them has, with the memory of the one that has the least, and a network
-    that is as slow as the slowest. A collective."""
+    that is as slow as the slowest. Where nodes have different numbers of processes nothing is said of nodes: each
+    process is taken for one. A collective."""
     places: list[Place] = gather_objects(place_of_rank(device, world))
     networks = [place.network for place in places if place.network is not None]
     network = min(networks, key=lambda network: network.between) if len(networks) == len(places) else None
+    if network is not None and len({place.processes_a_node for place in places}) > 1:
+        network = replace(network, processes_a_node=1)
     return replace(places[0], limit=min(place.limit for place in places), network=network)
 
 

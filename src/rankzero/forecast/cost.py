@@ -26,9 +26,11 @@ exchanging   where E processes hold experts together: in each layer what a token
 a ring       sends (Z-1)/Z of the bytes for a gather or a reduce-scatter, twice that for an all-reduce, and takes Z-1
              hops for each of them                                         [Thakur, Rabenseifner, Gropp 2005, 3.1, 4.4]
              over nodes as fast as the slower of a GPU's link and all network cards of a node together, since there are
-             as many rings as cards
+             as many rings as cards. With hsdp a node's processes gather and reduce among themselves, and once a step
+             each sums its share over the nodes, through its share of the cards
 overlap      fsdp and zero3 send while they compute, so only what is longer than the computing is waited for (assumed to
-             be perfect); replicas send beside the last backward pass, all but the last bucket; zero2 when it is over
+             be perfect); replicas, and hsdp over nodes, send beside the last backward pass, all but the last bucket or
+             block; zero2 when it is over
 
 Left out: loading data, evaluations, saving, uneven rows, launch of kernels, CPU offload, trained vision towers.
 Pure; knows no torch, and of devices what `devices.py` says.
@@ -172,15 +174,18 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
     unpack = 0.0
     if facts.unpacked_bytes:
         unpack = work.passes * (3 if need.recomputing else 2) * _unpacking_bytes(own) / bandwidth
-    parts = state_parts(need.train, facts, need.sharding, need.world_size)
+    parts = state_parts(need.train, facts, need.sharding, need.sharers)
     communication = _communication(need, section, device, network, work.passes)
+    over_nodes = _over_nodes(need, device, network)
     meeting = _collecting(need, device, network, work) + _exchanging(need, device, network, work)
-    hidden = 0.0
+    last_backward = (compute + between) * one.backward_share / max(1.0, work.passes)
+    waiting = communication
     if section.overlaps == "every pass":
-        hidden = compute + recompute + between + unpack
+        waiting = max(0.0, communication - (compute + recompute + between + unpack))
+        waiting += max(over_nodes / (facts.text.count + 1), over_nodes - last_backward)
     elif section.overlaps == "the last backward pass" and not need.train.meets_in_passes:
         buckets = max(1.0, 4.0 * facts.trainable // GRADIENT_BUCKET_BYTES)
-        hidden = min(communication * (1 - 1 / buckets), (compute + between) * one.backward_share / work.passes)
+        waiting -= min(communication * (1 - 1 / buckets), last_backward)
     return StepCost(
         device=device.name,
         efficiency=share,
@@ -190,8 +195,8 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
         unpack=unpack,
         # Weights as many as gradients; both once read and once written or read again.
         optimizer=(2 * parts["optimizer"] + 4 * parts["gradients"]) / bandwidth,
-        communication=communication + meeting,
-        waiting=max(0.0, communication - hidden) + meeting,
+        communication=communication + over_nodes + meeting,
+        waiting=waiting + meeting,
         useful=work.useful,
     )
 
@@ -218,7 +223,7 @@ def breaks(need: Need, cost: StepCost, rows_a_step: int, limit: float) -> list[s
 
 def _communication(need: Need, section: ShardingSection, device: Device, network: Network, passes: float) -> float:
     """Seconds of a step that something is on its way. The model's sums travel in float32, as engine/parallel has it."""
-    ranks, facts = need.world_size, _beside_experts(need)
+    ranks, facts = need.sharers, _beside_experts(need)
     if ranks == 1:
         return 0.0
     ring = partial(_ring, ranks, device, network)
@@ -234,6 +239,17 @@ def _communication(need: Need, section: ShardingSection, device: Device, network
         weights = float(facts.frozen_bytes + facts.trainable * facts.compute_bytes)
     sums = 1.0 if facts.adapters and not section.divides_adapters_gradients else passes
     return 2 * passes * ring(weights, units) + sums * ring(reduced, units)
+
+
+def _over_nodes(need: Need, device: Device, network: Network) -> float:
+    """Seconds of the all-reduce of gradients over nodes that each have all of the model, once a step."""
+    nodes = need.world_size // need.sharers
+    if nodes == 1:
+        return 0.0
+    share = 4.0 * need.facts.trainable / need.sharers
+    rate = min(device.link, network.between / need.sharers) * BANDWIDTH_SHARE
+    hops = HOP_SECONDS * (need.facts.text.count + 1)
+    return 2 * (nodes - 1) * (share / nodes / rate + hops)
 
 
 def _collecting(need: Need, device: Device, network: Network, work: Work) -> float:

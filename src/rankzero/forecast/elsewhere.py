@@ -35,14 +35,15 @@ def place_of(run: RunSpec, cluster: ClusterSpec, gpu: str, gpu_bytes: int) -> tu
     the cluster says of its GPUs; an NVIDIA GPU of the last years is taken for granted, which computes bfloat16."""
     processes = cluster.num_nodes * cluster.nproc_per_node
     wanted = run.model.dtype
+    network = assumed_network(cluster.nproc_per_node, rdma=cluster.resources.rdma is not None)
     if cluster.gpu:
         assumed = "" if gpu_bytes else " (assumed: no node says what its GPUs have)"
-        network = assumed_network(cluster.nproc_per_node, rdma=cluster.resources.rdma is not None)
         place = Place("cuda", (gpu or "a GPU") + assumed, gpu_bytes or ASSUMED_GPU, 0, processes, network)
         return place, "bfloat16" if wanted == "auto" else wanted
     memory = cluster.resources.limits.memory or cluster.resources.memory
     limit = int(as_number(memory)) // cluster.nproc_per_node if memory else 0
-    return Place("cpu", "CPUs of the pods", limit, 0, processes), "float32" if wanted == "auto" else wanted
+    place = Place("cpu", "CPUs of the pods", limit, 0, processes, network)
+    return place, "float32" if wanted == "auto" else wanted
 
 
 def model_files(model: ModelSpec) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -13,10 +14,10 @@ from rankzero.forecast.devices import Network, find_device
 from rankzero.forecast.rows import RowFacts, facts_of_rows, passes_a_step
 from rankzero.model.facts import ModelFacts
 from rankzero.model.fitting import Need
-from rankzero.model.memory import MemoryPlan, checkpoint_bytes, choose_sharding, plan_memory
+from rankzero.model.memory import USABLE, MemoryPlan, checkpoint_bytes, choose_sharding, plan_memory
 from rankzero.spec.run_spec import Every, RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
-from rankzero.spec.shardings import sharding_section
+from rankzero.spec.shardings import sharding_section, with_copies
 
 SURELY_FASTER = 0.1
 """Share of a step's time that recomputing has to save by shapes to be chosen: less is within their error."""
@@ -36,6 +37,11 @@ class Place:
     world_size: int
     network: Network | None = None
     """None where nobody knows how many processes a node has, or what lies between nodes."""
+
+    @property
+    def processes_a_node(self) -> int:
+        """All of them where nobody knows."""
+        return self.world_size if self.network is None else self.network.processes_a_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +156,18 @@ def method_of(spec: RunSpec) -> str:
 
 
 def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> MemoryOutlook:
-    """Sharding, passes and what they need of a place's memory, as a run decides them. Where weights are spread and
-    activations could stay, they are recomputed if larger passes, which gather weights less often, make that faster by
-    far. Raises ConfigError where a single process is to offload and cannot."""
+    """Sharding, passes and what they need of a place's memory, as a run decides them. Where weights are spread, two
+    things are done if they make a step faster by far: activations that could stay are recomputed for larger passes,
+    which gather weights less often; and where the spec leaves it open, each node gets all of a model that fits into
+    it. Raises ConfigError where a single process is to offload and cannot."""
     slices, train = spec.train.context_parallel, spec.train
     facts = replace(facts, keeps_reference=spec.keeps_reference)
     max_length = -(-spec.row_length // slices)
     trained_share = min(1.0, rows.trained_share * slices)  # all that is trained of a row may lie on one process
-    sharding = choose_sharding(train, max_length, facts, place.limit, place.world_size)
-    if place.world_size == 1:
-        sharding = alone(sharding, spec)
+    sharding = at_place(choose_sharding(train, max_length, facts, place.limit, place.world_size), spec, place)
 
-    def laid(recomputing: Literal["auto"] | bool) -> MemoryOutlook:
+    def laid(recomputing: Literal["auto"] | bool, sharding: Sharding = sharding) -> MemoryOutlook:
+        sharers = sharding_section(sharding).sharers(place.world_size, place.processes_a_node)
         plan = plan_memory(
             train.model_copy(update={"gradient_checkpointing": recomputing}),
             max_length,
@@ -169,7 +175,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
             place.limit,
             place.kind,
             sharding=sharding,
-            world_size=place.world_size,
+            world_size=sharers,
             trained_share=trained_share,
         )
         need = Need(
@@ -184,29 +190,51 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
             device_kind=place.kind,
             trained_share=trained_share,
             sequences=spec.task_section.sequences,
+            processes_a_node=place.processes_a_node,
         )
         return MemoryOutlook(sharding, plan, need)
 
-    kept = laid(train.gradient_checkpointing)
-    if train.gradient_checkpointing != "auto" or kept.plan.gradient_checkpointing:
-        return kept
-    if sharding_section(sharding).whole_weights:
-        return kept
-    recomputed = laid(True)
-    costs = [of_equal_rows(found.need, place, rows, train.global_batch_size) for found in (kept, recomputed)]
-    if costs[0] is None or costs[1] is None or costs[1].seconds > (1 - SURELY_FASTER) * costs[0].seconds:
-        return kept
-    return replace(recomputed, for_speed=True)
+    def seconds(found: MemoryOutlook) -> float:
+        cost = of_equal_rows(found.need, place, rows, train.global_batch_size)
+        return math.inf if cost is None else cost.seconds
+
+    def for_speed(kept: MemoryOutlook) -> MemoryOutlook:
+        """The same, or with activations recomputed."""
+        if train.gradient_checkpointing != "auto" or kept.plan.gradient_checkpointing:
+            return kept
+        if sharding_section(kept.sharding).whole_weights:
+            return kept
+        recomputed = replace(laid(True, kept.sharding), for_speed=True)
+        return recomputed if surely_faster(recomputed, kept) else kept
+
+    def surely_faster(one: MemoryOutlook, other: MemoryOutlook) -> bool:
+        return seconds(one) <= (1 - SURELY_FASTER) * seconds(other) < math.inf
+
+    chosen, copies = for_speed(laid(train.gradient_checkpointing)), with_copies(sharding)
+    if train.sharding != "auto" or copies is None or not _has_nodes(place) or train.expert_parallel > 1:
+        return chosen
+    in_each_node = for_speed(laid(train.gradient_checkpointing, copies))
+    fits = in_each_node.need.bytes <= place.limit * USABLE
+    return in_each_node if fits and surely_faster(in_each_node, chosen) else chosen
 
 
-def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
-    """What a sharding is on a single process: nothing is spread by fsdp, so a replica. Raises ConfigError where it is
-    to offload."""
-    instead = sharding_section(sharding).alone
-    if instead is not None and spec.train.offload != "none":
+def at_place(sharding: Sharding, spec: RunSpec, place: Place) -> Sharding:
+    """What a sharding comes to: on one node it is what it is within each, and on a single process nothing is spread by
+    fsdp, so it is a replica. Raises ConfigError where that is to offload."""
+    section = sharding_section(sharding)
+    if place.world_size > 1:
+        return section.within or sharding if place.world_size == place.processes_a_node else sharding
+    if section.alone is None:
+        return sharding
+    if spec.train.offload != "none":
         hint = "take train.sharding: zero3, which offloads on one process too, or start several"
         raise ConfigError(f"{sharding} offloads on several processes only", where="train.offload", hint=hint)
-    return instead or sharding
+    return section.alone
+
+
+def _has_nodes(place: Place) -> bool:
+    """Whether there are several, of several processes each."""
+    return 1 < place.processes_a_node < place.world_size
 
 
 def make_forecast(

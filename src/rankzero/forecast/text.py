@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rankzero.spec.shardings import sharding_section
 from rankzero.wording import counted, duration, in_bytes, printable
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def _steps(forecast: Forecast) -> str:
     each = f", each pass on {slices} of them" if slices > 1 else ""
     experts = forecast.memory.need.train.expert_parallel
     each += f", experts over {experts} of them" if experts > 1 else ""
-    words.append("on one process" if count == 1 else f"on {count} processes ({forecast.memory.sharding}{each})")
+    sharding = forecast.memory.sharding
+    if sharding_section(sharding).within is not None:
+        sharding += f": each node of {forecast.place.processes_a_node} has all of the model"
+    words.append("on one process" if count == 1 else f"on {count} processes ({sharding}{each})")
     return ", ".join(words)
 
 

@@ -140,8 +140,8 @@ def place_and_precision(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
         return _gpu(spec, nproc)
     native = {"bfloat16": cpu_computes("bfloat16"), "float16": cpu_computes("float16")}
     precision = _precision(spec.model.dtype, native, "float32")
-    name = f"cpu, {usable_cores()} cores"
-    place = Place("cpu", name, usable_memory() // nproc, available_memory() // nproc, nproc)
+    name, network = f"cpu, {usable_cores()} cores", Network(nproc, 0.0)
+    place = Place("cpu", name, usable_memory() // nproc, available_memory() // nproc, nproc, network)
     return None if precision is None else (place, precision)
 
 

@@ -11,6 +11,7 @@ from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.facts import ModelFacts, of_a_rank
 from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, computes_in_parts, pass_parts, state_parts
 from rankzero.spec.run_spec import Sharding, TrainSpec
+from rankzero.spec.shardings import sharding_section
 
 MOST_WAYS = 3
 GB = 10**9
@@ -34,6 +35,8 @@ class Need:
     trained_share: float
     sequences: int = 1
     """That a row becomes."""
+    processes_a_node: int | None = None
+    """None: all processes are on one."""
     pass_scale: float = 1.0
     """What a pass was found to take ÷ the sums of model/memory.py; 1 where none was simulated."""
 
@@ -41,6 +44,12 @@ class Need:
     def tokens_at_once(self) -> int:
         """Of the largest pass, which holds no more than a step does."""
         return max(self.longest, min(self.tokens, self.longest * self.train.global_batch_size))
+
+    @property
+    def sharers(self) -> int:
+        """The processes that have what is divided between them."""
+        section = sharding_section(self.sharding)
+        return section.sharers(self.world_size, self.processes_a_node or self.world_size)
 
     @property
     def bytes(self) -> float:
@@ -62,7 +71,7 @@ class Need:
 
     def _held(self) -> dict[str, float]:
         on_device = self.device_kind != "cpu"
-        return state_parts(self.train, self.facts, self.sharding, self.world_size, offload=on_device)
+        return state_parts(self.train, self.facts, self.sharding, self.sharers, offload=on_device)
 
     def _pass(self) -> dict[str, float]:
         return pass_parts(

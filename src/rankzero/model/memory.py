@@ -1,15 +1,18 @@
 """What a run takes of a device's memory, from shapes, and what follows: sharding, tokens in a pass, recomputing.
 
-Bytes on one device, with a = trained weights, Z = processes, T = tokens of a pass, h, A, I = widths of a block's hidden
-state, attention and inside, L = blocks, V = vocabulary, c = bytes of a value in the precision of matrix products:
+Bytes on one device, with a = trained weights, Z = processes that share them, T = tokens of a pass, h, A, I = widths of
+a block's hidden state, attention and inside, L = blocks, V = vocabulary, c = bytes of a value in the precision of
+matrix products:
 
 weights      frozen as they are held (nf4: 0.516, fp8: 1.0002 bytes for each packed one); trained 4a, or 2a in bfloat16.
              Where float32 ones are computed with in bfloat16, replicas also have copies: 2a
-gradients    as the trained weights; under fsdp twice that where those are bfloat16: of a pass, and the sum before it
+gradients    as the trained weights; under fsdp twice that where those are bfloat16: of a pass, and the sum before it;
+             under hsdp the sum of earlier passes is in float32, which is as much
 optimizer    AdamW twice the trained weights; 8 bits: 2a and a scale for each 128 of them; kahan: 2a more.
              DeepSpeed has float32 weights of its own besides: 4a, and computes with bfloat16 ones
-sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) by Z, except that adapters' gradients
-             are summed whole under fsdp; two blocks and what is in no block are whole at a time
+sharding     divides weights (fsdp, hsdp, zero3), gradients and optimizer (zero2 too) by Z, under hsdp the processes of
+             a node, else all; except that adapters' gradients are summed whole under fsdp and hsdp. Two blocks and what
+             is in no block are whole at a time
 experts      where E processes hold them together, each has 1 / E of their weights, gradients and optimizer's state; as
              many tokens come to them as go, if routers send them evenly
 activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), 2ch instead of 8h where norms are torch's
@@ -109,9 +112,9 @@ def plan_memory(
     """Fill in what `train` leaves to `auto`, for rows of which a process has up to `max_length` tokens, and `limit`
     bytes of memory on the device of each process.
 
-    `sharding` is a decided one. `trained_share`: the largest share of a row's tokens that are trained, since only those
-    have logits. Activations are recomputed where they would not fit on the device, whether or not they are offloaded:
-    what travels should be little.
+    `sharding` is a decided one; `world_size` as of `state_parts`. `trained_share`: the largest share of a row's
+    tokens that are trained, since only those have logits. Activations are recomputed where they would not fit on the
+    device, whether or not they are offloaded: what travels should be little.
     """
     held = state_bytes(train, facts, sharding, world_size, offload=device_kind != "cpu")
     wanted, choice = train.micro_batch_tokens, train.gradient_checkpointing
@@ -162,8 +165,8 @@ def state_parts(
     """Bytes of weights, their copies in the precision of products, what they are compared with as they were, gradients
     and the optimizer's state, by these names.
 
-    With what sharding has whole at a time, its buffers, and the weight that is unpacked. `offload`: whether
-    train.offload takes anything off the device.
+    With what sharding has whole at a time, its buffers, and the weight that is unpacked. `world_size`: how many
+    processes have what is divided between them. `offload`: whether train.offload takes anything off the device.
     """
     section, together = sharding_section(sharding), train.expert_parallel
     if together > 1 and section.divides:  # the rest is divided among all, and experts are not

@@ -192,7 +192,7 @@ def _low_precision_training(spec: RunSpec) -> list[Problem]:
             hint = "take optimizer: adamw, or master_weights: float32"
             problems.append(Problem(f"{master} is not available with {optimizer}", "train.master_weights", hint))
         if section.own_masters:
-            hint = "DeepSpeed holds float32 weights itself; for bfloat16 weights take ddp or fsdp"
+            hint = "DeepSpeed holds float32 weights itself; for bfloat16 weights take ddp, fsdp or hsdp"
             problems.append(Problem(f"{master} is not available with DeepSpeed", "train.master_weights", hint))
     if optimizer == "adamw_8bit" and section.divides:
         hint = "take optimizer: adamw, whose state is spread over the processes, or sharding: ddp"

@@ -177,7 +177,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "train.sharding",
-        "ddp, fsdp, zero2 or zero3",
+        "ddp, fsdp, hsdp, zero2 or zero3",
         "fsdp fsdp_config fsdp_version strategy parallelism_plugin distributed_type zero_stage ddp parallelism",
     ),
     (
@@ -323,7 +323,8 @@ _VALUES: tuple[tuple[str, str], ...] = (
     ("flash_attention_2", "fa2 flash flash_attn flash_attention flash_attn_2"),
     ("flash_attention_3", "fa3 flash_attn_3"),
     ("flex_attention", "flex"),
-    ("fsdp", "full_shard fsdp2 hybrid_shard"),
+    ("fsdp", "full_shard fsdp2"),
+    ("hsdp", "hybrid_shard hybrid_sharding hybrid_fsdp hsdp2"),
     ("zero2", "stage2 zero_2 deepspeed_zero2 deepspeed_stage_2 ds2"),
     ("zero3", "stage3 zero_3 deepspeed_zero3 deepspeed_stage_3 ds3 deepspeed"),
     ("adamw", "adamw_torch adamw_torch_fused adamw_hf adamw_fused"),

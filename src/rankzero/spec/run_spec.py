@@ -259,8 +259,9 @@ class TrainSpec(Section):
     torch_compile: bool = False
     """Compile the model's blocks. Slow to start, then faster."""
     sharding: Sharding = "auto"
-    """How the model is spread over processes. ddp: a replica on each; fsdp: FSDP2; zero2, zero3: DeepSpeed. auto: ddp
-    where a replica fits, else fsdp."""
+    """How the model is spread over processes. ddp: a replica on each; fsdp: FSDP2 over all; hsdp: FSDP2 over those of a
+    node, a copy on each node; zero2, zero3: DeepSpeed. auto: ddp where a replica fits, else fsdp, or hsdp where a copy
+    fits on a node and that is faster by far."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """What sharding keeps in the machine's memory instead of the GPU's. optimizer: with zero2 and zero3."""
     deepspeed: str | None = None

@@ -7,7 +7,7 @@ what a sharding does, never which one it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Divided = Literal["weights", "gradients", "optimizer"]
@@ -45,6 +45,8 @@ class ShardingSection:
     beside_experts: str | None = None
     """Where `spread` is for all but experts, which then lie on some processes whole; None: they are spread with the
     rest."""
+    within: str | None = None
+    """What it is within a node, where each node has all of the model; None: what is divided, all processes divide."""
     alone: str | None = None
     """What it is on one process, where that is something else."""
     refused_offload: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -54,31 +56,38 @@ class ShardingSection:
         """Each process has all weights all the time."""
         return "weights" not in self.divides
 
+    def sharers(self, processes: int, processes_a_node: int) -> int:
+        """How many of so many processes have what is divided between them."""
+        return processes if self.within is None else min(processes, processes_a_node)
+
 
 _NEEDS = "set train.sharding to fsdp, zero2 or zero3, or leave offload out"
 _UNSPREAD = {offload: ("offload needs sharding, which is {sharding}", _NEEDS) for offload in ("optimizer", "all")}
 _ALL = frozenset[Divided](("weights", "gradients", "optimizer"))
 
+_FSDP = ShardingSection(
+    "fsdp",
+    divides=_ALL,
+    divides_adapters_gradients=False,
+    cut_by_block=True,
+    beside_experts="fsdp",
+    overlaps="every pass",
+    gradients_in_float32=True,
+    alone="ddp",
+    refused_offload={
+        "optimizer": (
+            "{sharding} cannot offload the optimizer's state alone",
+            "it keeps all of it there (offload: all); zero2 and zero3 can keep the optimizer's state alone",
+        )
+    },
+)
+
 SHARDINGS: dict[str, ShardingSection] = {
     "ddp": ShardingSection(
         "replicas", overlaps="the last backward pass", beside_experts="experts", refused_offload=_UNSPREAD
     ),
-    "fsdp": ShardingSection(
-        "fsdp",
-        divides=_ALL,
-        divides_adapters_gradients=False,
-        cut_by_block=True,
-        beside_experts="fsdp",
-        overlaps="every pass",
-        gradients_in_float32=True,
-        alone="ddp",
-        refused_offload={
-            "optimizer": (
-                "fsdp cannot offload the optimizer's state alone",
-                "fsdp keeps all of it there (offload: all); zero2 and zero3 can keep the optimizer's state alone",
-            )
-        },
-    ),
+    "fsdp": _FSDP,
+    "hsdp": replace(_FSDP, module="hsdp", beside_experts=None, within="fsdp"),
     "zero2": ShardingSection(
         "zero.parallel",
         divides=frozenset(("gradients", "optimizer")),
@@ -105,6 +114,11 @@ SHARDINGS: dict[str, ShardingSection] = {
 }
 UNDECIDED = ShardingSection("", beside_experts="experts", refused_offload=_UNSPREAD)
 """Of `auto`, until memory has decided."""
+
+
+def with_copies(name: str) -> str | None:
+    """The sharding that is this one within each node; None where there is none."""
+    return next((other for other, section in SHARDINGS.items() if section.within == name), None)
 
 
 def sharding_section(name: str) -> ShardingSection:

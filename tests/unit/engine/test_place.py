@@ -34,7 +34,7 @@ def test_what_lies_between_nodes_is_told_by_devices(gpu: Path) -> None:
     assert place_of_rank(device, TWO_NODES).network == Network(8, 8 * RDMA_PER_GPU)
     one = World(rank=0, world_size=8, local_rank=0, local_world_size=8)
     assert place_of_rank(device, one).network == Network(8, 0.0), "one node has nothing between nodes"
-    assert place_of_rank(Device("cpu"), TWO_NODES).network is None
+    assert place_of_rank(Device("cpu"), TWO_NODES).processes_a_node == 8
 
 
 def test_all_ranks_know_the_least_of_them(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +44,9 @@ def test_all_ranks_know_the_least_of_them(gpu: Path, monkeypatch: pytest.MonkeyP
     assert place_of_all(Device("cuda"), TWO_NODES) == replace(fast, limit=79, network=Network(8, 100.0))
     monkeypatch.setattr(place, "gather_objects", lambda _own: [fast, replace(poor, network=None)])
     assert place_of_all(Device("cuda"), TWO_NODES).network is None
+
+
+def test_nodes_of_different_sizes_are_none(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = (Place("cuda", "H100", 80, 0, 12, Network(size, 100.0)) for size in (8, 4))
+    monkeypatch.setattr(place, "gather_objects", lambda _own: [large, small])
+    assert place_of_all(Device("cuda"), TWO_NODES).processes_a_node == 1

@@ -364,3 +364,30 @@ def test_devices_are_found_by_the_names_that_drivers_and_nodes_give() -> None:
 def test_a_network_is_assumed_by_whether_pods_have_rdma() -> None:
     assert assumed_network(8, rdma=True) == Network(8, 400e9)
     assert assumed_network(8, rdma=False) == Network(8, 12.5e9)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_copies_on_nodes_send_only_gradients_between_them_once_a_step(adapters: bool) -> None:
+    """Eight nodes of eight on Ethernet, by sums by hand; in three passes as in one."""
+    facts, network, h100 = llama(adapters=adapters), Network(8, 12.5e9), device("H100")
+    hybrid = replace(need(facts, "hsdp", 64), processes_a_node=8)
+    trained = ADAPTERS if adapters else N
+    between = 2 * 7 * (4 * trained / 8 / 8 / (12.5e9 / 8 * 0.8) + HOP_SECONDS * (LAYERS + 1))
+    frozen = 2 * (N - ADAPTERS) + 4 * ADAPTERS if adapters else 2 * N
+    ring = 7 * (frozen / 8 / (h100.link * 0.8) + HOP_SECONDS * (LAYERS + 1))
+    reduced = 7 * (4 * trained / 8 / (h100.link * 0.8) + HOP_SECONDS * (LAYERS + 1))
+    for passes in (1, 3):
+        cost = step_cost(hybrid, h100, network, one_row(passes=passes))
+        sums = 1 if adapters else passes
+        assert cost.communication == pytest.approx(between + 2 * passes * ring + sums * reduced, rel=0.01)
+    everywhere = step_cost(need(facts, "fsdp", 64), h100, network, one_row(passes=3))
+    assert cost.waiting < 0.9 * everywhere.waiting
+    one_node = step_cost(replace(hybrid, world_size=8), h100, network, one_row())
+    assert one_node.communication == pytest.approx(2 * ring + reduced, rel=0.01), "nothing leaves it"
+
+
+def test_a_copy_on_each_node_takes_as_much_as_one_node_alone() -> None:
+    facts = llama(adapters=False)
+    hybrid = replace(need(facts, "hsdp", 64), processes_a_node=8)
+    assert hybrid.parts == need(facts, "fsdp", 8).parts
+    assert hybrid.bytes > need(facts, "fsdp", 64).bytes

@@ -387,3 +387,30 @@ def test_activations_are_recomputed_where_larger_passes_over_a_slow_network_are_
 def test_the_cost_that_decides_is_that_of_counted_rows() -> None:
     found = thirty_billion(12.5e9)
     assert of_equal_rows(found.memory.need, found.place, found.rows, 512) == found.estimate
+
+
+def seventy_billion(between: float, limit: int = H100, nodes: int = 8, **train: Any) -> Forecast:
+    """Adapters on Llama 3.1 70B, which no GPU holds, on nodes of 8 H100."""
+    fields = {"global_batch_size": 128, **train}
+    spec = make_spec(**METHODS["LoRA"], train=fields)
+    place = Place("cuda", "NVIDIA H100 80GB HBM3", limit, 0, 8 * nodes, Network(8, between))
+    data = TrainingData(LongRows(1024), None)
+    facts, counted = facts_of_shape("Llama 3.1 70B", "LoRA"), facts_of_rows(data.train, None, 4096)
+    planned = outlook(spec, facts, counted, place)
+    return make_forecast(spec, data, planned, place, Conditions("bfloat16", packed=True))
+
+
+def test_each_node_has_a_copy_where_one_fits_and_the_network_is_slow() -> None:
+    slow, fast = seventy_billion(12.5e9), seventy_billion(400e9)
+    divided = seventy_billion(12.5e9, sharding="fsdp")
+    assert slow.memory.sharding == "hsdp" and fast.memory.sharding == divided.memory.sharding == "fsdp"
+    assert slow.estimate is not None and divided.estimate is not None
+    assert slow.estimate.seconds <= (1 - SURELY_FASTER) * divided.estimate.seconds
+    assert "on 64 processes (hsdp: each node of 8 has all of the model)" in dict(rows(slow))["steps"]
+    assert seventy_billion(12.5e9, nodes=1).memory.sharding == "fsdp"
+    assert seventy_billion(12.5e9, limit=H100 // 4).memory.sharding == "fsdp", "on no node there is room for a copy"
+
+
+def test_a_sharding_over_nodes_is_what_it_is_within_one_where_there_is_no_other() -> None:
+    assert seventy_billion(12.5e9, nodes=1, sharding="hsdp").memory.sharding == "fsdp"
+    assert seventy_billion(400e9, sharding="hsdp").memory.sharding == "hsdp"

@@ -93,7 +93,7 @@ def test_targets_of_the_cluster_spec_exist() -> None:
         ("use_liger_kernel", "this is model.kernels here", "model.kernels"),
         ("torch_compile", "did you mean train.torch_compile?", "train.torch_compile"),
         ("compile", "this is train.torch_compile here", "train.torch_compile"),
-        ("fsdp", "ddp, fsdp, zero2 or zero3", "train.sharding"),
+        ("fsdp", "ddp, fsdp, hsdp, zero2 or zero3", "train.sharding"),
         ("zero_stage", "zero2 or zero3", "train.sharding"),
         ("deepspeed", "did you mean train.deepspeed?", "train.deepspeed"),
         ("ds_config", "with train.sharding: zero2 or zero3", "train.deepspeed"),

@@ -1,5 +1,5 @@
-"""FSDP2: weights, gradients and optimizer state lie in equal parts on all processes, block by block. Experts may lie
-whole instead, some on each process of a group (model/expert_exchange.py).
+"""FSDP2: weights, gradients and optimizer state lie in equal parts on all processes, block by block, or on those of
+each node (hsdp.py). Experts may lie whole instead, some on each process of a group (model/expert_exchange.py).
 
 The optimizer sees each rank's parts as plain tensors: it works element by element and need not know of the others.
 Adapters are saved whole, by the main rank, as a replica saves them; full weights are saved by every rank, its parts.
@@ -55,7 +55,6 @@ from rankzero.spec.run_spec import RunSpec, Sharding
 class Fsdp:
     """Fully sharded data parallelism for adapters, quantised bases and full fine-tuning."""
 
-    name: Sharding = "fsdp"
     same_passes = True
 
     def __init__(
@@ -67,12 +66,15 @@ class Fsdp:
         world: World,
         device: Device,
         dtype: torch.dtype,
+        among: int | None = None,
     ) -> None:
         """Rank 0's weights count; the others may come with the same module on the meta device. Raises ConfigError.
 
         `make_optimizer` is given parts of weights by name, and as `begins` the place of each in its whole weight.
+        `among`: so many neighbouring ranks have all of the model, and the next ones have it again; None: all of them.
         """
-        self._world, self._cut = world, Cut(world, device)
+        self.name: Sharding = "fsdp" if among is None else "hsdp"
+        self._world, self._cut = world, Cut(world, device, among=among)
         self._adapters = isinstance(module, PeftModel)
         size = spec.train.expert_parallel
         group = self._group = ExpertGroup(world, device, size) if size > 1 else None
@@ -97,6 +99,8 @@ class Fsdp:
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         if self._adapters:  # their gradients are small enough to be summed whole over the passes and travel once
             self.model.set_requires_gradient_sync(last)
+        elif self._cut.copies > 1:  # parts are summed over the passes, and travel to the other copies once
+            self.model.set_requires_all_reduce(last)
         self._half.begin_pass()
         if loss.requires_grad:
             torch.autograd.backward(loss)
@@ -113,8 +117,7 @@ class Fsdp:
             if loss_scale != 1:
                 part.grad.mul_(1 / loss_scale)
             square = torch.linalg.vector_norm(part.grad, dtype=torch.float32).square()
-            # Each group of processes has all experts, and each counts once.
-            squares.append(square if self._group is None or name not in self._own else square / self._group.groups)
+            squares.append(square / self._cut_of(name).copies)  # each part counts once
         norm = sum_over_ranks(torch.stack(squares).sum().to(self._cut.device)).sqrt()
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parts.values(), max_grad_norm, norm)
