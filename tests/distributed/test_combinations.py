@@ -36,6 +36,7 @@ MIXTURES = ("deepseek_v3", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 SEEING = ("internvl", "qwen3_vl", "smolvlm")
 NAMES = (*MIXTURES, "gpt2", "gpt_oss", "llama", "llama", "distilbert", *SEEING)
 WITH_DEEPSPEED = ("zero2", "zero3") if len(SEEDS) > 1 and find_spec("deepspeed") else ()
+OVER_NODES = ("hsdp",) if len(SEEDS) > 1 else ()
 DRAWS = 60
 """A draw of settings that are refused together is followed by another."""
 TOLERANCE = 2e-4
@@ -54,6 +55,10 @@ class Draw:
     how: dict[str, Any]
     processes: int
     stop: int
+
+    @property
+    def a_node(self) -> int | None:
+        return 2 if self.how.get("train__sharding") in OVER_NODES else None
 
     def spec(self, root: Path, models: Path) -> RunSpec:
         root.mkdir()
@@ -90,7 +95,7 @@ def drawn(chance: random.Random, *, dtype: str) -> Draw:
         what["train__optimizer"] = chance.choice(["adamw", "adamw_8bit"])
     if name != "distilbert" and chance.random() < 0.3:
         what |= {"eval__every": 3, "eval__prompts": ["Say alpha"], "eval__max_new_tokens": 5}
-    how: dict[str, Any] = {"train__sharding": chance.choice(["ddp", "fsdp", "fsdp", *WITH_DEEPSPEED])}
+    how: dict[str, Any] = {"train__sharding": chance.choice(["ddp", "fsdp", "fsdp", *WITH_DEEPSPEED, *OVER_NODES])}
     how |= {"train__gradient_checkpointing": chance.random() < 0.5, "checkpoint__every": chance.choice([1, 2, 3])}
     how |= {"train__micro_batch_tokens": chance.choice([64, 128, 300])}
     how |= {"train__activation_offloading": chance.random() < 0.2}
@@ -102,6 +107,8 @@ def drawn(chance: random.Random, *, dtype: str) -> Draw:
         how["train__expert_parallel"] = 2
     together = {"train__context_parallel", "train__expert_parallel"} & how.keys()
     processes = 2 if together else chance.choice([2, 2, 3])
+    if how["train__sharding"] in OVER_NODES:
+        processes = 4
     return Draw(name, chance.random() < 0.4, what, how, processes, chance.choice([2, 3, 5]))
 
 
@@ -137,12 +144,12 @@ def rows_for(name: str, root: Path) -> dict[str, Any]:
     return more | {field: str(write_jsonl(root / f"{field}.jsonl", part)) for field, part in parts.items()}
 
 
-def trained(spec: RunSpec, processes: int, stop: int | None = None) -> Outcome | None:
+def trained(spec: RunSpec, draw: Draw, stop: int | None = None) -> Outcome | None:
     """The end of a run, which goes on where it was stopped. None where every process has refused it."""
     ordeal = Ordeal() if stop is None else Ordeal(stop_in_step=stop)
-    outcome = run_forked(spec, processes, ordeal)
+    outcome = run_forked(spec, draw.processes, ordeal, a_node=draw.a_node)
     if stop is not None and set(outcome.codes) == {ExitCode.STOPPED}:
-        outcome = run_forked(spec, processes)
+        outcome = run_forked(spec, draw.processes, a_node=draw.a_node)
     return None if set(outcome.codes) == {ExitCode.CONFIG} else outcome
 
 
@@ -160,7 +167,7 @@ def pair(first: Draw, second: Draw, root: Path, models: Path, *, stopping: bool 
         if not is_valid(draw, root / f"check-{number}", models):
             return None
         spec = draw.spec(root / f"run-{number}", models)
-        outcome = trained(spec, draw.processes, draw.stop if number and stopping else None)
+        outcome = trained(spec, draw, draw.stop if number and stopping else None)
         if outcome is None:
             return None
         assert outcome.codes == [ExitCode.DONE] * draw.processes, f"{draw}\n{outcome.said}"
