@@ -35,7 +35,7 @@ from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
-from rankzero.engine.place import place_of_all
+from rankzero.engine.place import place_of_all, require_like_nodes
 from rankzero.engine.samples import Samples
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
@@ -133,6 +133,8 @@ def build_session(
         asks_ahead = inputs.kind != "classifier" and brings_code(shape)  # of others their configs tell
         quantization, use = spec.model.quantization, spec.task_section.uses
         place = place_of_all(device, world)
+        if sharding_section(spec.train.sharding).within is not None:
+            require_like_nodes(world)
         rows = facts_of_rows(inputs.train, inputs.eval, spec.row_length)
         planned = outlook(spec, facts, rows, place)
         sharding, memory, need = planned.sharding, planned.plan, planned.need
@@ -291,11 +293,13 @@ def pass_memory(
     ways = ways_to_less(
         recomputing=plan.gradient_checkpointing,
         offloading=spec.train.activation_offloading,
-        divided=bool(section.divides) or world.world_size == 1,
+        divided=(bool(section.divides) and section.within is None) or world.world_size == 1,
         packed=spec.lora is None or spec.model.quantization != "none",
     )
     setting = {"device": device.name, "sharding": sharding, "processes": world.world_size}
     setting |= {"gradient_checkpointing": plan.gradient_checkpointing, "quantization": spec.model.quantization}
+    if section.within is not None:
+        setting |= {"processes_a_node": world.local_world_size}
     for field in ("context_parallel", "expert_parallel"):
         setting |= {field: size} if (size := getattr(spec.train, field)) > 1 else {}
     return PassMemory(

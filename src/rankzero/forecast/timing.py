@@ -36,6 +36,8 @@ def shape_of_work(spec: RunSpec, need: Need, device: str, *, packed: bool) -> st
         "processes": [need.sharding, need.world_size, spec.train.context_parallel, spec.train.expert_parallel],
         "device": device,
     }
+    if need.sharers < need.world_size:
+        decides["sharers"] = need.sharers
     if need.sequences > 1:
         decides["sequences"] = need.sequences
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

@@ -140,7 +140,8 @@ def _ways(need: Need, limit: int, packed: Callable[[], ModelFacts] | None) -> It
         yield Way(f"train.micro_batch_tokens: {tokens}", lambda now: replace(now, tokens=tokens))
     if not need.recomputing:
         yield Way("train.gradient_checkpointing: true", lambda now: replace(now, recomputing=True))
-    if need.world_size > 1 and need.sharding == "ddp" and need.train.optimizer != "adamw_8bit":
+    divisible = need.sharding == "ddp" and need.train.optimizer != "adamw_8bit"
+    if need.world_size > 1 and (divisible or need.sharers < need.world_size):
         yield Way("train.sharding: fsdp", lambda now: replace(now, sharding="fsdp"))
     if need.device_kind != "cpu" and not need.offloading:
         yield Way("train.activation_offloading: true", lambda now: replace(now, offloading=True))

@@ -7,7 +7,8 @@ matrix products:
 weights      frozen as they are held (nf4: 0.516, fp8: 1.0002 bytes for each packed one); trained 4a, or 2a in bfloat16.
              Where float32 ones are computed with in bfloat16, replicas also have copies: 2a
 gradients    as the trained weights; under fsdp twice that where those are bfloat16: of a pass, and the sum before it;
-             under hsdp the sum of earlier passes is in float32, which is as much
+             under hsdp three times: what is summed over nodes is in float32, and stays until the pass is over. That
+             alone is there where they are offloaded
 optimizer    AdamW twice the trained weights; 8 bits: 2a and a scale for each 128 of them; kahan: 2a more.
              DeepSpeed has float32 weights of its own besides: 4a, and computes with bfloat16 ones
 sharding     divides weights (fsdp, hsdp, zero3), gradients and optimizer (zero2 too) by Z, under hsdp the processes of
@@ -198,11 +199,12 @@ def state_parts(
     if "gradients" in section.divides and (section.divides_adapters_gradients or not facts.adapters):
         gradients /= world_size
         if _in_bfloat16(facts) and not section.own_masters:
-            gradients *= 2
+            gradients *= 2 if section.within is None else 3
     if "optimizer" in section.divides:
         optimizer /= world_size
     if kept_off != "none":
-        gradients = optimizer = 0.0
+        optimizer = 0.0
+        gradients = 0.0 if section.within is None or facts.adapters else 4.0 * facts.trainable / world_size
     if kept_off == "all":
         weights = 0.0
     whole = 0.0 if section.whole_weights else _whole_bytes(facts)

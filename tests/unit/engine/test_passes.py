@@ -167,3 +167,15 @@ def test_a_rank_that_meets_others_within_passes_cannot_make_them_again_alone(fie
         found.append(pass_memory(spec, RunDir(tmp_path), World(world_size=4), Device("cpu"), "ddp", plan))
     assert [memory.alone for memory in found] == [True, False]
     assert found[1].setting == found[0].setting | {field: 2}
+
+
+def test_a_copy_on_each_node_may_be_divided_among_all(tmp_path: Path) -> None:
+    """And what was found out of passes holds for as many processes a node."""
+    plan = MemoryPlan(128, 32, gradient_checkpointing=False, expected_bytes=0)
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}})
+    fsdp, four, two = (
+        pass_memory(spec, RunDir(tmp_path), World(0, 0, 8, local), Device("cpu"), sharding, plan)
+        for sharding, local in (("fsdp", 4), ("hsdp", 4), ("hsdp", 2))
+    )
+    assert "train.sharding: fsdp" in four.ways and "train.sharding: fsdp" not in fsdp.ways
+    assert four.setting != two.setting and not four.alone

@@ -18,6 +18,7 @@ from rankzero.forecast.devices import (
     assumed_network,
     find_device,
 )
+from rankzero.forecast.timing import shape_of_work
 from rankzero.model.facts import Blocks, Experts, ModelFacts
 from rankzero.model.fitting import Need
 from rankzero.model.memory import block_bytes
@@ -386,8 +387,24 @@ def test_copies_on_nodes_send_only_gradients_between_them_once_a_step(adapters: 
     assert one_node.communication == pytest.approx(2 * ring + reduced, rel=0.01), "nothing leaves it"
 
 
-def test_a_copy_on_each_node_takes_as_much_as_one_node_alone() -> None:
+def test_a_copy_on_each_node_takes_what_one_node_alone_takes_and_the_sums_over_nodes() -> None:
     facts = llama(adapters=False)
     hybrid = replace(need(facts, "hsdp", 64), processes_a_node=8)
     assert hybrid.parts == need(facts, "fsdp", 8).parts
     assert hybrid.bytes > need(facts, "fsdp", 64).bytes
+    in_bfloat16 = replace(facts, trained_bytes=2 * N)
+    for sharding, each in (("fsdp", 4), ("hsdp", 6)):
+        found = replace(need(in_bfloat16, sharding, 64), processes_a_node=8)
+        assert found.parts["gradients"] == each * N / found.sharers
+    for sharding, each in (("fsdp", 0), ("hsdp", 4)):
+        found = replace(need(facts, sharding, 64, offload="all"), processes_a_node=8)
+        assert found.parts["gradients"] == each * N / found.sharers and found.parts["optimizer"] == 0
+    adapted = replace(need(llama(adapters=True), "hsdp", 64, offload="all"), processes_a_node=8)
+    assert adapted.parts["gradients"] == 0
+
+
+def test_what_is_remembered_of_a_shape_knows_how_many_share_the_model() -> None:
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}})
+    hybrid = need(llama(adapters=True), "hsdp", 64)
+    keys = {shape_of_work(spec, replace(hybrid, processes_a_node=size), "H100", packed=True) for size in (4, 8)}
+    assert len(keys) == 2

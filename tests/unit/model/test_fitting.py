@@ -102,6 +102,14 @@ def test_what_is_said_of_a_full_fine_tune() -> None:
     assert hint.count("; or ") <= 2
 
 
+def test_a_copy_on_each_node_that_does_not_fit_is_divided_among_all() -> None:
+    alone = need(full(gradient_checkpointing=True, micro_batch_tokens=4096), 20, world_size=64)
+    wanted = replace(alone, sharding="hsdp", processes_a_node=8)
+    with pytest.raises(ConfigError) as caught:
+        require_room(wanted, 20 * GB, 0, packed=None, where="gpu")
+    assert caught.value.problems[0].hint.startswith("set train.sharding: fsdp (")
+
+
 def test_where_nothing_helps() -> None:
     wanted = need(lora(), 4)
     hint = ways_out(wanted, 2 * GB, partial(llama_8b, lora("nf4")))

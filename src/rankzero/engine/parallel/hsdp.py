@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World, gather_objects
+from rankzero.engine.distributed import World
 from rankzero.engine.parallel.fsdp import Fsdp
-from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -24,8 +23,7 @@ def spread(
     device: Device,
     dtype: torch.dtype,
 ) -> Fsdp:
-    """As the other shardings. Raises ConfigError where nodes differ, or have their ranks in turns."""
-    _require_like_nodes(world)
+    """As the other shardings. Nodes have equally many ranks, which follow each other (engine/place.py)."""
     return Fsdp(
         module,
         make_optimizer,
@@ -35,16 +33,3 @@ def spread(
         dtype=dtype,
         among=world.local_world_size,
     )
-
-
-def _require_like_nodes(world: World) -> None:
-    """A collective: all ranks are told alike."""
-    found = gather_objects((world.local_world_size, world.rank % world.local_world_size == world.local_rank))
-    sizes = sorted({size for size, _ in found})
-    what = ""
-    if len(sizes) > 1:
-        what = f"hsdp needs as many processes on each node, and there are {' and '.join(map(str, sizes))}"
-    elif not all(in_order for _, in_order in found):
-        what = "hsdp needs the ranks of a node to follow each other"
-    if what:
-        raise ConfigError(what, where="train.sharding", hint="start them so, or take train.sharding: fsdp")
