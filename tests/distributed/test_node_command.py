@@ -76,6 +76,23 @@ def test_a_killed_node_is_replaced_and_the_other_waits_in_place(
     assert "is gone" in run.log(1 - lost)
 
 
+@pytest.mark.slow
+def test_a_copy_on_each_node_outlives_a_node(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
+    """All weights, on two nodes of two processes each."""
+    full = {"lora": None, "train__sharding": "hsdp", "train__num_train_epochs": 4, "checkpoint__every": 2}
+    alone, spec = (small_spec(tmp_path / name, tiny, **{**LONG, **full}) for name in ("alone", "nodes"))
+    run_here(alone)
+    run = pods(spec, nproc_per_node=2)
+    first, second = run.start(0), run.start(1)
+    run.wait_for_step(5)
+    second.kill()
+    replacement = run.start(1)
+    assert replacement.wait(timeout=300) == 0, run.log(0) + run.log(1)
+    assert first.wait(timeout=300) == 0, run.log(0)
+    assert ", hsdp" in run.log(0)
+    assert losses(spec) == pytest.approx(losses(alone), rel=1e-4)
+
+
 def test_a_stopped_node_saves_with_the_others_and_its_replacement_goes_on(
     tmp_path: Path, tiny: Path, pods: MakePods, whole: list[float]
 ) -> None:
