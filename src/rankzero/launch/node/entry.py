@@ -25,6 +25,7 @@ from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
 from rankzero.launch.node.settings import ALLOCATION_VARIABLE, CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
+from rankzero.launch.node.software import require_software
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.redaction import Redactor
@@ -111,4 +112,6 @@ def run(
             client = Client(place, identity, submission, output.say)
             stack.callback(client.close)
         with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
+            if place.node == 0:
+                require_software(spec, settings, output.say, knows_copies=True, hosts="SLURM_JOB_ID" in env)
             Node(spec, settings, place, env, output, stop, client).run()

@@ -1,0 +1,102 @@
+"""What a run asks for and this pod lacks: packages of its image, and what trackers need. Said before GPUs compute.
+
+Looks for packages and imports none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.launch.node.client import Say
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.persist.run_store import copy_url
+from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished, newest_manifest
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.shardings import sharding_section
+from rankzero.track.send import server_modules
+
+DEFAULT_EXTRAS = ("train", "quantization", "vision", "serve")
+"""Of docker/Dockerfile."""
+_OF_PIP = re.compile(r"pip install (?:'rankzero\[(\w+)\]'|([\w-]+))$")
+
+
+def require_software(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_copies: bool, hosts: bool) -> None:
+    """Raise ConfigError where packages are missing that the run cannot do without, or a tracker that it is to have from
+    its first step on cannot work. A run that goes on is only warned of its trackers: nothing of it is lost.
+
+    `knows_copies`: what an object store has of the run is here; else it may go on although nothing is. `hosts`: the
+    machine's own software runs, no image.
+    """
+    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+    if settings.options.smoke is not None or is_finished(run_dir, spec):
+        return
+    urls = {url: "output_url" for url in [copy_url(spec)] if url is not None}
+    urls = {mirror.url: "storage" for mirror in settings.mirrors} | urls
+    packages = [*_missing_packages(spec), *_missing_stores(urls)]
+    trackers = [
+        Problem(problem.what, f"tracking.{name}", problem.hint)
+        for name, module in server_modules(spec.tracking).items()
+        for problem in module.problems(os.environ)
+    ]
+    goes_on = newest_manifest(run_dir) is not None or (bool(urls) and not knows_copies)
+    found = packages if goes_on else [*packages, *trackers]
+    if found:
+        raise ConfigError(found if hosts else _for_images(found))
+    for problem in trackers if hosts else _for_images(trackers):
+        say(f"warning: {problem.where}: {problem.what}; the run goes on without it ({problem.hint})")
+
+
+def _missing_packages(spec: RunSpec) -> list[Problem]:
+    zero = sharding_section(spec.train.sharding).reads_deepspeed_file
+    wanted = [
+        (zero, "deepspeed", "train.sharding", "'rankzero[deepspeed]'"),
+        (spec.model.quantization == "nf4", "bitsandbytes", "model.quantization", "'rankzero[quantization]'"),
+        (spec.train.optimizer == "adamw_8bit", "bitsandbytes", "train.optimizer", "'rankzero[quantization]'"),
+        (spec.model.kernels == "liger", "liger_kernel", "model.kernels", "'rankzero[liger]'"),
+        (spec.model.kernels == "hub", "kernels", "model.kernels", "kernels"),
+        (spec.model.attention == "flash_attention_2", "flash_attn", "model.attention", "flash-attn"),
+        (spec.model.attention == "flash_attention_3", "flash_attn_interface", "model.attention", "flash-attn-3"),
+    ]
+    return [
+        Problem(f"{module} is not installed", field, f"pip install {package}")
+        for asked, module, field, package in wanted
+        if asked and find_spec(module) is None
+    ]
+
+
+def _missing_stores(urls: dict[str, str]) -> list[Problem]:
+    """Of the kinds of object stores that the run is copied to or comes from."""
+    from fsspec.core import get_filesystem_class
+    from fsspec.registry import known_implementations
+
+    found = {}
+    for url, field in urls.items():
+        protocol = url.partition("://")[0]
+        try:
+            get_filesystem_class(protocol)
+        except (ImportError, ValueError) as error:
+            module = known_implementations.get(protocol, {"class": protocol})["class"].partition(".")[0]
+            package = "'rankzero[s3]'" if module == "s3fs" else module
+            found[protocol] = Problem(f"{protocol}:// cannot be opened: {error}", field, f"pip install {package}")
+    return list(found.values())
+
+
+def _for_images(problems: Iterable[Problem]) -> list[Problem]:
+    """Nothing is installed in pods: hints name the image that has all of it."""
+    problems = list(problems)
+    meant = [(problem, _OF_PIP.fullmatch(problem.hint)) for problem in problems]
+    extras = dict.fromkeys(found[1] for _, found in meant if found is not None and found[1])
+    image = f"make image EXTRAS={','.join([*DEFAULT_EXTRAS, *(name for name in extras if name not in DEFAULT_EXTRAS)])}"
+
+    def hint(problem: Problem, found: re.Match[str] | None) -> str:
+        if found is None:
+            return problem.hint
+        return f"`{image}`, and push it" if found[1] else f"an image made from this one, with `{problem.hint}`"
+
+    return [Problem(problem.what, problem.where, hint(problem, found)) for problem, found in meant]
