@@ -155,6 +155,7 @@ def without_effect(plan: Plan) -> list[Problem]:
     cluster = plan.cluster
     found = [*unread_of_run(plan.run), *([] if cluster.gpu else in_vain_on_cpus(plan.run))]
     found += [Problem(one.what, f"{CLUSTER_PREFIX}{one.where}", one.hint) for one in unread_of_cluster(cluster)]
+    found += unset_of_trackers(plan)
     found = [Problem(one.what, plan.where(one.where), one.hint) for one in found]
     if not kind_section(cluster.kind).on_this_machine:
         return found
@@ -164,6 +165,30 @@ def without_effect(plan: Plan) -> list[Problem]:
         hint = "it is for clusters; a run there has it"
         found.append(Problem(f"kind {cluster.kind} does without {listed(fields, 8)}", CLUSTER_FILE, hint))
     return found
+
+
+_HIDDEN = "?write_token=hidden"
+"""What a secret holds is not known here; it may be an address with its token."""
+
+
+def unset_of_trackers(plan: Plan) -> list[Problem]:
+    """What trackers need and cluster.yaml does not pass on. Only doubtful: an image may set variables itself, and a pod
+    that lacks them after all refuses the run before GPUs compute. To hosts the shell's own variables travel too."""
+    from rankzero.spec.kinds import kind_section
+    from rankzero.track.send import server_modules
+
+    cluster = plan.cluster
+    here = os.environ if kind_section(cluster.kind).on_hosts else {}
+    given = {**here, **dict.fromkeys(cluster.secrets, _HIDDEN), **cluster.env}
+    return [
+        Problem(
+            f"as {CLUSTER_FILE} has it, {problem.what}: a new run is refused",
+            f"tracking.{name}",
+            f"a key goes into `secrets` of {CLUSTER_FILE}, all else into `env`, where the image does not set it",
+        )
+        for name, module in server_modules(plan.run.tracking).items()
+        for problem in module.unset(given)
+    ]
 
 
 def serving_objects(

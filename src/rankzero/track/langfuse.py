@@ -31,6 +31,11 @@ _SUMMARY = ("steps", "final_step", "train_loss_last", *MEASURES, "total_tokens",
 
 def problems(env: Mapping[str, str]) -> list[Problem]:
     """What is missing here before anything could be sent."""
+    return unset(env)
+
+
+def unset(env: Mapping[str, str]) -> list[Problem]:
+    """The variables that are missing."""
     hints = {HOST: "https://cloud.langfuse.com, or your own server's address"}
     fallback = "Langfuse shows it under Settings, API keys; it belongs into the environment, never into a spec"
     return [

@@ -54,14 +54,18 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
     found = []
     if importlib.util.find_spec("mlflow") is None:
         found.append(Problem("mlflow is not installed", hint="pip install 'rankzero[mlflow]'"))
-    if not env.get(URI):
-        hint = f"export {URI}=http://host:5000, or sqlite:////path/to/runs.db"
-        found.append(Problem(f"{URI} is not set", hint=hint))
+    found += unset(env)
     if env.get(URI, "").startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
         found.append(
             Problem(f"{URI} is a database, which MLflow's client alone cannot write", hint="pip install mlflow")
         )
     return found
+
+
+def unset(env: Mapping[str, str]) -> list[Problem]:
+    """The variables that are missing."""
+    hint = f"export {URI}=http://host:5000, or sqlite:////path/to/runs.db"
+    return [] if env.get(URI) else [Problem(f"{URI} is not set", hint=hint)]
 
 
 def connect(_run_dir: RunDir) -> MlflowRun:

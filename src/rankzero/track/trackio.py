@@ -37,13 +37,18 @@ Store = Callable[[str, list[Entry]], None]
 
 def problems(env: Mapping[str, str]) -> list[Problem]:
     """What is missing here before anything could be sent."""
+    needed = not env.get(SPACE) and not env.get(URL)
+    if needed and importlib.util.find_spec("trackio") is None:
+        return [Problem("trackio is not installed", hint="pip install 'rankzero[trackio]'")]
+    return unset(env)
+
+
+def unset(env: Mapping[str, str]) -> list[Problem]:
+    """The variables that are missing, or keep it from working."""
     if env.get(SPACE):
         hint = f"unset {SPACE}; `trackio sync` sends a project that lies here to a Space"
         return [Problem(f"{SPACE} is set, and runs are not sent to Spaces", hint=hint)]
-    if not env.get(URL):
-        missing = importlib.util.find_spec("trackio") is None
-        return [Problem("trackio is not installed", hint="pip install 'rankzero[trackio]'")] if missing else []
-    if not _token(env):
+    if env.get(URL) and not _token(env):
         hint = "it is in the address that `trackio show` prints; it belongs into the environment, never into a spec"
         return [Problem(f"{TOKEN} is not set", hint=hint)]
     return []

@@ -39,12 +39,18 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
     found = []
     if importlib.util.find_spec("wandb") is None:
         found.append(Problem("wandb is not installed", hint="pip install 'rankzero[wandb]'"))
+    has_key = env.get(MODE) != "disabled" and _logged_in(env)
+    return found if has_key else [*found, *unset(env)]
+
+
+def unset(env: Mapping[str, str]) -> list[Problem]:
+    """The variables that are missing where nobody has logged in, or that keep it from working."""
     if env.get(MODE) == "disabled":
-        found.append(Problem(f"{MODE} is disabled, so that nothing would be kept", hint="set tracking.wandb: false"))
-    elif not (env.get(API_KEY) or env.get(MODE) == "offline" or _logged_in(env)):
-        hint = f"https://wandb.ai/authorize shows it; `wandb login` keeps it, and {MODE}=offline needs none"
-        found.append(Problem(f"{API_KEY} is not set", hint=hint))
-    return found
+        return [Problem(f"{MODE} is disabled, so that nothing would be kept", hint="set tracking.wandb: false")]
+    if env.get(API_KEY) or env.get(MODE) == "offline":
+        return []
+    hint = f"https://wandb.ai/authorize shows it; `wandb login` keeps it, and {MODE}=offline needs none"
+    return [Problem(f"{API_KEY} is not set", hint=hint)]
 
 
 def _logged_in(env: Mapping[str, str]) -> bool:

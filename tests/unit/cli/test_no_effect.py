@@ -87,3 +87,45 @@ def test_a_run_here_is_made_with_a_warning(doubtful: Place) -> None:
     spec = checked(read("run.yaml", {"data.train": "o/d"}), ("paths",), warn=said.append)
     assert spec.checkpoint.best_metric == "perplexity"
     assert [problem.where for problem in said] == ["run.yaml:4 checkpoint.best_metric"]
+
+
+TRACKED = [
+    ("tracking.langfuse=true", "LANGFUSE_HOST LANGFUSE_PUBLIC_KEY LANGFUSE_SECRET_KEY"),
+    ("tracking.mlflow=true", "MLFLOW_TRACKING_URI"),
+    ("tracking.wandb=true", "WANDB_API_KEY"),
+]
+
+
+@pytest.mark.parametrize(("setting", "names"), TRACKED)
+def test_a_tracker_whose_variables_pods_do_not_get_is_warned_of(
+    place: Place, setting: str, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever this shell has: it is not where the run is."""
+    more = ["secrets:", *(f"  {name}: {{name: keys, key: {name}}}" for name in names.split())]
+    for name in names.split():
+        monkeypatch.setenv(name, "of-this-shell")
+    done = place(f"submit run.yaml {setting} --dry-run")
+    assert done.code == 0, done.err
+    for name in names.split():
+        assert f"command line {setting.partition('=')[0]}: as cluster.yaml has it, {name} is not set" in done.err
+    Path("cluster.yaml").write_text(Path("cluster.yaml").read_text() + "\n".join(more))
+    assert "warning" not in place(f"render run.yaml {setting}").err
+
+
+def test_trackers_address_in_a_secret_may_hold_its_token(place: Place) -> None:
+    text = Path("cluster.yaml").read_text()
+    Path("cluster.yaml").write_text(text + "env: {TRACKIO_SERVER_URL: 'http://t:7860'}\n")
+    assert "TRACKIO_WRITE_TOKEN is not set" in place("render run.yaml tracking.trackio=true").err
+    Path("cluster.yaml").write_text(text + "secrets: {TRACKIO_SERVER_URL: {name: trackio}}\n")
+    assert "warning" not in place("render run.yaml tracking.trackio=true").err
+
+
+def test_slurms_jobs_get_this_shells_variables(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path("cluster.yaml").read_text().partition("storage")[0].replace("image: i", "kind: slurm")
+    outputs = f"{{mount: {place.directory}, host_path: {place.directory}}}"
+    Path("cluster.yaml").write_text(f"{text.replace('namespace: train', '')}storage: {{outputs: {outputs}}}\n")
+    train = f"data.train={place.directory}/t.jsonl tracking.mlflow=true"
+    assert "MLFLOW_TRACKING_URI is not set" in place(f"render run.yaml {train}").err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    done = place(f"render run.yaml {train}")
+    assert done.code == 0 and "warning" not in done.err
