@@ -162,16 +162,21 @@ def test_a_server_that_goes_away(
     assert Counter(step for step, _ in history(client, found.info.run_id, "train/loss")) == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_sqlite_file(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server at all."""
+@pytest.mark.parametrize(("uri", "files"), [("sqlite:///{}/runs.db", "mlflow-files"), ("{}/mlruns", "mlruns")])
+def test_files_without_a_server(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, uri: str, files: str
+) -> None:
+    """A SQLite file, and a directory, which MLflow takes only when it is told to."""
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    uri = uri.format(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     spec = small_spec(tmp_path, tiny, tracking__mlflow=True, train__max_steps=2, eval_rows=0)
     run_here(spec, log_level="INFO")
     assert "mlflow has the whole run" in log(spec)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     found = the_run(MlflowClient(tracking_uri=uri), "rankzero")
     assert found.info.status == "FINISHED"
     assert [step for step, _ in history(MlflowClient(tracking_uri=uri), found.info.run_id, "train/loss")] == [1, 2]
-    assert list((tmp_path / "mlflow-files").rglob("adapter_model.safetensors"))
+    assert list((tmp_path / files).rglob("adapter_model.safetensors"))

@@ -1,8 +1,9 @@
 """MLflow: settings, numbers, how busy the machine is, answers as tables, files, and the adapter as a logged model.
 Knows no engine.
 
-Where it is says MLFLOW_TRACKING_URI: a server, or a SQLite file (`sqlite:///runs.db`); MLFLOW_EXPERIMENT_NAME says
-under which experiment. Names and passwords are MLflow's own variables and stay in the environment.
+Where it is says MLFLOW_TRACKING_URI: a server, a directory, or a SQLite file (`sqlite:///runs.db`);
+MLFLOW_EXPERIMENT_NAME says under which experiment. Names and passwords are MLflow's own variables and stay in the
+environment.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _OWN_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # whoever calls tries again, and asks first what has arrived
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # whoever names a directory means it, though MLflow only maintains those
 }
 
 
