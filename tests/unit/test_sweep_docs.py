@@ -9,6 +9,7 @@ from rankzero.spec.sweep_load import read_sweep
 from tests.unit.test_recipe_docs import ROOT, blocks, parse, typed
 
 TEXT = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+COMMANDS = typed(re.sub(r"^```yaml\n.*?^```\n", "", TEXT, flags=re.DOTALL | re.MULTILINE))
 
 
 def test_the_file_on_the_page_is_a_sweep(tmp_path: Path) -> None:
@@ -21,9 +22,8 @@ def test_the_file_on_the_page_is_a_sweep(tmp_path: Path) -> None:
 
 
 def test_commands_parse() -> None:
-    found = typed(re.sub(r"^```yaml\n.*?^```\n", "", TEXT, flags=re.DOTALL | re.MULTILINE))
-    assert {words[0] for words in found} == {"sweep", "train"} and len(found) == 8
-    for words in found:
+    assert {words[0] for words in COMMANDS} == {"sweep", "train"} and len(COMMANDS) == 8
+    for words in COMMANDS:
         parse(words)
 
 

@@ -15,6 +15,8 @@ from rankzero.sweep import run as loop
 from rankzero.sweep.place import SweepDir
 from tests.support.sweeps import Formula, sweep_of, written
 from tests.support.tiny import chat_rows, write_jsonl
+from tests.unit.test_recipe_docs import TEXTS, commands
+from tests.unit.test_sweep_docs import COMMANDS
 
 RUN = {"model": {"name": "org/model"}, "data": {"train": "train.jsonl", "eval": {"fraction": 0.2}}, "lora": {"r": 8}}
 
@@ -61,6 +63,29 @@ def test_it_renders_an_experiment_with_overrides_of_all_three_files(tmp_path: Pa
     done = cli(f"sweep {file} --cluster rook-ceph-1x2 --render trials=3 cluster.prepare=never cluster.namespace=ns")
     assert done.code == 0, done.err
     assert "kind: Experiment" in done.out and "maxTrialCount: 3" in done.out and "namespace: ns" in done.out
+
+
+KATIB = [
+    words
+    for words in (*COMMANDS, *commands(TEXTS["from-kubeflow-manifests.md"]))
+    if words[0] == "sweep" and "--render" in words
+]
+
+
+@pytest.mark.parametrize("words", KATIB, ids=" ".join)
+def test_the_commands_for_katib_on_pages_render_where_the_cluster_has_a_cache(
+    tmp_path: Path, cli: Any, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all profiles do: without a word on it they prepare first, which Katib does not."""
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    written(tmp_path, RUN)
+    monkeypatch.chdir(tmp_path)
+    profile = "pytorchjob-2x1" if "pytorchjob" in words else "rook-ceph-1x2"
+    line = " ".join(words).replace("cluster.yaml", profile)
+    done = cli(line)
+    assert done.code == 0, done.err
+    refused = cli(line.replace("cluster.prepare=never", ""))
+    assert refused.code == 78 and "cluster.prepare=never on the command line" in refused.err
 
 
 PODS = (

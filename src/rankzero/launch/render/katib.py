@@ -103,7 +103,10 @@ def _problems(plan: Plan) -> list[Problem]:
         hint = "leave min_nodes out: Katib reads one pod's metrics, and it must be always the same"
         found.append(Problem("an elastic run is no trial of Katib's", plan.where("cluster.min_nodes"), hint))
     if plan.prepare:
-        hint = "set prepare: never; or prepare the cache first by submitting the run itself once"
+        hint = (
+            "give cluster.prepare=never on the command line; each trial then fetches and tokenises what the cache"
+            " lacks, which submitting the run itself once has filled"
+        )
         found.append(Problem("Katib starts trials without a preparation", plan.where("cluster.prepare"), hint))
     return found
 
