@@ -45,6 +45,12 @@ def test_no_golden_file_is_left_over() -> None:
     assert there == set(COMBINATIONS)
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_goes_where_every_cluster_has_a_namespace(profile: str) -> None:
+    """Nothing makes one: the first command of a recipe on a new cluster must not end at it."""
+    assert load_cluster(profile, env={}).spec.namespace == "default"
+
+
 @pytest.mark.parametrize("version", CORE_VERSIONS)
 @pytest.mark.parametrize(("profile", "kind"), COMBINATIONS)
 def test_core_objects_are_valid(profile: str, kind: str, version: str) -> None:
