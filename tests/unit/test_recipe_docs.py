@@ -225,8 +225,37 @@ def test_links_lead_somewhere(page: str) -> None:
         assert target.startswith("https://") or (FOLDER / target).exists(), target
 
 
+def test_without_storage_that_many_hosts_mount_claims_ask_for_none(cli: Any, tmp_path: Path) -> None:
+    """Of the bullet's changes alone: nothing else of cluster.yaml is touched."""
+    (line,) = re.findall(r"^- No ReadWriteMany storage: .*?`(.*?)`", TEXTS["llama-pytorchjob.md"], re.MULTILINE)
+    assert cli(f"init --recipe llama-pytorchjob -o {tmp_path / 'l'}").code == 0
+    done = cli(f"render {tmp_path / 'l/run.yaml'} {line}")
+    assert done.code == 0, done.err
+    made = list(yaml.safe_load_all(done.out))
+    claims = [one["spec"]["accessModes"] for one in made if one["kind"] == "PersistentVolumeClaim"]
+    assert claims == [["ReadWriteOnce"], ["ReadWriteOnce"]]
+    (job,) = [one for one in made if one["kind"] == "PyTorchJob"]
+    assert list(job["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+
+@pytest.mark.parametrize("profile", [name for name in profiles() if name not in ("slurm", "docker")])
+def test_a_shell_where_results_are_takes_no_gpus_and_no_whole_node(cli: Any, profile: str) -> None:
+    (words,) = [words for words in typed(TEXTS["README.md"]) if words[:2] == ["dev", "up"]]
+    done = cli(f"{shlex.join(words)} --cluster {profile} --dry-run")
+    assert done.code == 0, done.err
+    (made,) = [one for one in yaml.safe_load_all(done.out) if one["kind"] == "StatefulSet"]
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert made["spec"]["replicas"] == 1
+    assert container["resources"]["requests"] == {"cpu": "1", "memory": "4Gi"}
+    assert set(container["resources"]["limits"]) == {"memory"}
+    assert "outputs" in [mount["name"] for mount in container["volumeMounts"]]
+
+
 def test_files_that_pages_name_are_shipped() -> None:
     for page in ("qwen3-vl-32b-fire-4gpu.md", "qwen3-vl-32b-volcano-4gpu.md"):
+        lines = [line for block in blocks(TEXTS[page]) for line in block.splitlines() if line.startswith("kubectl")]
+        of_job = [line for line in lines if "job" in line]  # its file names no namespace, and the rendered ones do
+        assert len(of_job) == 2 and all(" -n default " in line for line in of_job)
         (job,) = set(re.findall(r"job/([a-z-]+)", TEXTS[page]))
         text = (ROOT / "src/rankzero/recipes" / page.removesuffix(".md") / "data-job.yaml").read_text()
         assert yaml.safe_load(text)["metadata"]["name"] == job
