@@ -32,7 +32,7 @@ from rankzero.model.files import (
     weight_problems,
 )
 from rankzero.model.hub import cached, not_cached
-from rankzero.model.layer_names import trained_otherwise
+from rankzero.model.layer_names import named_instead, trained_otherwise
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import settled
@@ -438,9 +438,8 @@ def _layer_findings(spec: RunSpec, directory: Path) -> list[Finding]:
                 what = f"adapters are not put on {name}: it is the model's head"
                 findings.append(Finding("lora.target_modules", what, trained_otherwise(name)))
                 continue
-            close = difflib.get_close_matches(name, last, n=1)
-            hint = (f"did you mean {close[0]}? " if close else "") + f"it has: {', '.join(last)} (or say all-linear)"
-            findings.append(Finding("lora.target_modules", f"the model has no linear module {name}", hint))
+            what = f"the model has no linear module {name}"
+            findings.append(Finding("lora.target_modules", what, named_instead(name, last)))
     for name in whole:
         if name not in _MAY_BE_TIED and not any(f".{name}." in f".{layer}." for layer in layers):
             parts = sorted({part for layer in layers for part in layer.split(".") if not part.isdigit()})

@@ -263,7 +263,7 @@ def test_names_of_layers_come_from_shards_too(project: Path) -> None:
     (problem,) = found("lora.target_modules=[q_proj, v_proj]").problems
     assert (problem.what, problem.hint) == (
         "the model has no linear module v_proj",
-        "did you mean q_proj? it has: q_proj (or say all-linear)",
+        "auto takes this model's attention projections, all-linear all of: q_proj; did you mean q_proj?",
     )
 
 

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model.layer_names import ATTENTION_PROJECTIONS, is_called, trained_otherwise
+from rankzero.model.layer_names import ATTENTION_PROJECTIONS, is_called, named_instead, trained_otherwise
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import after_encoder, inside, parameter_parts, part_finder, wanted_parts
 from rankzero.spec.run_spec import LoraSpec, Part, Parts
@@ -207,10 +207,8 @@ def _unmatched(
         if not matching and (otherwise := _no_layer(model, wanted, linear)) is not None:
             problems.append(otherwise)
         elif not matching:
-            close = difflib.get_close_matches(wanted, last, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            hint += f"it has: {', '.join(last)} (or say all-linear)"
-            problems.append(Problem(f"the model has no linear module {wanted}", "lora.target_modules", hint))
+            what = f"the model has no linear module {wanted}"
+            problems.append(Problem(what, "lora.target_modules", named_instead(wanted, last)))
         elif len(elsewhere) and not any(name in available for name in matching):
             where = " and ".join(elsewhere)
             hint = f"set train.parts: [{', '.join([*sorted(parts), *elsewhere])}]"

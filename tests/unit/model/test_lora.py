@@ -112,6 +112,17 @@ def test_every_unknown_module_is_named_with_a_guess() -> None:
     assert "down_proj" in wrong.value.problems[1].hint
 
 
+def test_names_of_another_architecture_are_answered_with_what_knows_all() -> None:
+    """What is like them in spelling is no likely wish then: GPT-2's c_proj is also the MLP's."""
+    named = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    with pytest.raises(ConfigError) as wrong:
+        targets("gpt2", spec_with(target_modules=named))
+    hints = {problem.hint for problem in wrong.value.problems}
+    assert len(wrong.value.problems) == 4
+    assert all(hint.startswith("auto takes this model's attention projections, all-linear all of") for hint in hints)
+    assert last(targets("gpt2", spec_with(target_modules="auto")).modules) == ["c_attn"]
+
+
 @pytest.mark.parametrize(
     ("name", "wanted", "what", "hint"),
     [
