@@ -225,6 +225,26 @@ def test_links_lead_somewhere(page: str) -> None:
         assert target.startswith("https://") or (FOLDER / target).exists(), target
 
 
+def test_the_common_sequence_can_be_typed_as_it_stands(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing beside what `init` writes: rows of one's own are another recipe's."""
+    monkeypatch.chdir(tmp_path)
+    inits = {tuple(words) for words in typed(TEXTS["README.md"]) if words[0] == "init" and "-o" in words}
+    (init,) = inits  # the same wherever the page has it
+    assert cli(shlex.join(init)).code == 0
+    monkeypatch.chdir(init[init.index("-o") + 1])
+    sent = [words for words in commands(TEXTS["README.md"]) if words[0] in ("render", "submit")]
+    assert len(sent) == 3
+    for words in sent:
+        done = cli(shlex.join([*words, *(["--dry-run"] if words[0] == "submit" else [])]))
+        assert done.code == 0, done.err
+    name = re.findall(r"^name: (\S+)", Path("run.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    asked = ("status", "logs", "cancel", "delete", "pull")
+    of_a_run = [words[1] for words in typed(TEXTS["README.md"]) if words[0] in asked]
+    assert len(of_a_run) == 6 and set(of_a_run) == set(name)
+
+
 def test_without_storage_that_many_hosts_mount_claims_ask_for_none(cli: Any, tmp_path: Path) -> None:
     """Of the bullet's changes alone: nothing else of cluster.yaml is touched."""
     (line,) = re.findall(r"^- No ReadWriteMany storage: .*?`(.*?)`", TEXTS["llama-pytorchjob.md"], re.MULTILINE)
