@@ -12,6 +12,12 @@ _READ_AS = {
 """What each is read as: the first name, unless one of the names is set."""
 
 
+def other_names(name: str) -> tuple[str, ...]:
+    """Under which other names people have what the client reads from `name`."""
+    known = [(old, names) for old, names in _READ_AS.items() if names[0] == name]
+    return tuple(dict.fromkeys(one for old, names in known for one in (old, *names[1:])))
+
+
 def adopt_hub_variables(env: MutableMapping[str, str]) -> list[str]:
     """Set what the client reads from what is set under another name; a line for each. Call it before the client is
     imported, which reads its variables once."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.hub_variables import other_names
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.spec.cluster_checks import env_name_of
@@ -117,19 +118,21 @@ def _parse_quoted(value: str) -> str | Problem:
 
 
 def from_environment(names: Collection[str], env: Mapping[str, str]) -> Values:
-    """Those of `names` that are set, in capitals or as they are spelled."""
-    spelled = {name: (env_name_of(name), name) for name in names}
-    found = {name: next((env[one] for one in both if one in env), None) for name, both in spelled.items()}
+    """Those of `names` that are set, in capitals, as they are spelled, or under another name of the Hub's variables."""
+    spelled = {name: (env_name_of(name), name, *other_names(env_name_of(name))) for name in names}
+    found = {name: next((env[one] for one in each if one in env), None) for name, each in spelled.items()}
     return {name: SecretStr(value) for name, value in found.items() if value is not None}
 
 
 def choose(refs: Mapping[str, SecretRef], values: Values, wanted: Collection[str] | None, source: str) -> Choice:
     """Which value goes to which key of which Secret, as cluster.yaml refers to them. Raises ConfigError.
 
-    `wanted` are the variables asked for by name: all of them must be there. `hf_token` is HF_TOKEN, wherever it stands.
+    `wanted` are the variables asked for by name: all of them must be there. `hf_token` is HF_TOKEN, wherever it stands,
+    and HUGGINGFACE_HUB_TOKEN is, where there is none.
     """
     meant = {env_name_of(name): ref for name, ref in refs.items()}
     given = {**{env_name_of(name): value for name, value in values.items()}, **values}
+    given |= {name: given[old] for name in meant if name not in given for old in other_names(name) if old in given}
     asked = list(meant) if wanted is None else [env_name_of(name) for name in wanted]
     problems = [
         Problem(f"{name} is not set", source, "set it there, or leave it out")

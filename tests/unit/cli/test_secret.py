@@ -82,6 +82,25 @@ def test_small_letters_mean_the_same_variable(
     assert nothing_shows(place)
 
 
+@pytest.mark.parametrize("old", ["HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+@pytest.mark.parametrize("arguments", ["", "HF_TOKEN "])
+def test_a_token_under_another_of_its_names_is_the_one_that_cluster_yaml_refers_to(
+    place: Place, monkeypatch: pytest.MonkeyPatch, arguments: str, old: str
+) -> None:
+    Path(".env").write_text(f"{old}={CANARY}\n", encoding="utf-8")
+    done = place(f"secret set {arguments}--from-env-file .env")
+    assert done.code == 0, done.err
+    assert plain(place.cluster.get("secrets", "hf-token")) == {"token": CANARY}
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv(old, OTHER)
+    assert place(f"secret set {arguments}--from-env").code == 0
+    assert plain(place.cluster.get("secrets", "hf-token")) == {"token": OTHER}
+    Path(".env").write_text(f"{old}=stale\nHF_TOKEN={CANARY}\n", encoding="utf-8")
+    assert place(f"secret set {arguments}--from-env-file .env").code == 0
+    assert plain(place.cluster.get("secrets", "hf-token")) == {"token": CANARY}
+    assert nothing_shows(place)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
