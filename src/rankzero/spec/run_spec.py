@@ -7,9 +7,10 @@ comments of `rankzero init` are made from them.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.names import RUN_NAME_PATTERN, URL_PATTERN
 from rankzero.spec.row_formats import Reasoning as Reasoning
@@ -28,6 +29,11 @@ def product(value: object) -> object:
     factors = [int(factor) if isinstance(factor, str) and factor.isdecimal() else factor for factor in value]
     whole = [factor for factor in factors if type(factor) is int and factor >= 1]
     return math.prod(whole) if len(whole) == len(factors) else value
+
+
+def hub_id(name: str) -> str:
+    """`hf://org/name`, as Kubeflow's initializers want it, is org/name; anything else stays as it stands."""
+    return re.sub(r"^hf://([\w.-]+(/[\w.-]+)?)$", r"\1", name)
 
 
 BatchSize = Annotated[_PositiveInt, BeforeValidator(product, json_schema_input_type=_PositiveInt | list[_PositiveInt])]
@@ -71,8 +77,8 @@ class Section(BaseModel):
 class ModelSpec(Section):
     """Which weights and tokenizer, and how they are loaded."""
 
-    name: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-    """Hub id (`Qwen/Qwen3-8B`), a local directory in Hugging Face format, or a .gguf file."""
+    name: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True), AfterValidator(hub_id)]
+    """Hub id (`Qwen/Qwen3-8B`, `hf://Qwen/Qwen3-8B`), a local directory in Hugging Face format, or a .gguf file."""
     revision: str | None = None
     """Hub branch, tag or commit; absent: the default branch."""
     local_dir: str | None = None

@@ -128,6 +128,17 @@ class TestOverrides:
     def test_without_a_file(self) -> None:
         assert load_run_spec(None, ["model.name=m", "data.train=t"], env={}).spec.data.train == "t"
 
+    @pytest.mark.parametrize(
+        ("written", "name"),
+        [
+            ("hf://meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
+            (" hf://gpt2 ", "gpt2"),
+            ("hf://o/m/sub", "hf://o/m/sub"),
+        ],
+    )
+    def test_a_hub_id_may_be_written_as_initializers_of_kubeflow_want_it(self, written: str, name: str) -> None:
+        assert load(SMALL, Setting("model.name", written, "--model")).spec.model.name == name
+
     def test_keep_existing(self) -> None:
         setting = Setting("lora.r", 5, "--lora", keep_existing=True)
         assert load(SMALL, setting).spec.lora is not None

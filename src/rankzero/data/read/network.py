@@ -201,6 +201,8 @@ def _errors(where: str) -> Iterator[None]:
 
 def other_meaning(name: str) -> str:
     """The beginning of a hint: what a name that the Hub does not have may be instead."""
+    if name.startswith("hf://") and not name.startswith("hf://datasets/"):
+        return f"hf:// alone is for models' repositories: write {name.removeprefix('hf://')}. Else: "
     return meant_here(name) or modelscope_hint(name, "dataset", "data.train")
 
 

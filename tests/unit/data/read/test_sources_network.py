@@ -206,6 +206,8 @@ class ResponseError(Exception):
     [
         (GatedRepoError(), "o/n@main", AccessError, "https://huggingface.co/datasets/o/n,"),
         (RepositoryNotFoundError(), "o/n", DataError, "HF_TOKEN"),
+        (RepositoryNotFoundError(), "hf://o/n", DataError, "hf:// alone is for models' repositories: write o/n"),
+        (RepositoryNotFoundError(), "hf://datasets/o/n", DataError, "hint: neither a file here"),
         (RevisionNotFoundError(), "o/n@x", DataError, "revision"),
         (ImportError("Install s3fs to access S3"), "s3://b/x", ConfigError, "pip install s3fs"),
         (ImportError("no aiohttp"), "https://h/x", ConfigError, "pip install aiohttp"),
