@@ -57,6 +57,9 @@ def test_what_it_makes_is_where_the_recipes_pods_look() -> None:
     recipe = yaml.safe_load((RECIPES / "qwen3-30b-qlora-2x8/run.yaml").read_text())
     arguments = pipeline["root"]["inputDefinitions"]["parameters"]
     assert arguments["model"]["defaultValue"] == recipe["model"]["name"]
+    assert arguments["max_len"]["defaultValue"] == recipe["data"]["max_length"], "else the run tokenises again"
+    full = yaml.safe_load((RECIPES / "qwen3-30b-full-2x8/run.yaml").read_text())
+    assert all(full[part][name] == recipe[part][name] for part, name in (("model", "name"), ("data", "max_length")))
     for argument, volume in (("pvc_name", "datasets"), ("cache_pvc_name", "cache")):
         assert arguments[argument]["defaultValue"] == cluster.storage[volume].claim
     assert tuple(cluster.storage[one].mount for one in ("datasets", "cache")) == (data_prep.DATASETS, data_prep.CACHE)

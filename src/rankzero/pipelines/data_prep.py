@@ -47,7 +47,7 @@ def data_prep_pipeline(
     hf_dataset: str,
     model: str = MODEL,
     split: str = "train",
-    max_len: int = 2048,
+    max_len: int = 4096,
     pvc_name: str = "llm-datasets",
     cache_pvc_name: str = "llm-cache",
     cache: str = f"{CACHE}/rankzero",
