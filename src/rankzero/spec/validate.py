@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from rankzero.redaction import looks_secret
 from rankzero.spec.fields import OCTAL, Option, field_at, field_options, in_words, keys_of, options_at, step
 from rankzero.spec.renames import NOT_HERE, VALUES, Rename, normalised
+from rankzero.spec.run_spec import product
 from rankzero.spec.unknown_keys import guess
 from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted, with_octal
 
@@ -149,6 +150,9 @@ def _path_in(data: Any, error: ErrorDetails) -> KeyPath:
 def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
     options = options_at(model, path)
     words = in_words(options)
+    factor = _wrong_factor(model, path, value)
+    if factor is not None:
+        return Finding((*path, factor), f"must be {words}, but is {_shown(value[factor])}", _about(model, path))
     if any(looks_secret(str(key)) for key in path):  # someone may have written the secret itself here
         return Finding(path, f"must be {words}; what stands there is not shown", _about(model, path))
     choices = [str(c) for option in options if get_origin(option.kind) is Literal for c in get_args(option.kind)]
@@ -171,6 +175,15 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
         hint = f"write {path[-1]}: {{}} for its defaults" if value else "leave it out"
         return Finding(path, f"must be {words}, but is {_shown(value)}", hint)
     return Finding(path, f"must be {words}, but is {_shown(value)}", _about(model, path))
+
+
+def _wrong_factor(model: type[BaseModel], path: KeyPath, value: Any) -> int | None:
+    """Of a list that a number's field takes for a product: which of its factors keeps it from being one."""
+    info = field_at(model, path)
+    multiplies = info is not None and any(getattr(one, "func", None) is product for one in info.metadata)
+    if not isinstance(value, list) or not multiplies:
+        return None
+    return next((number for number, one in enumerate(value) if product([one]) == [one]), None)
 
 
 def _meant(value: Any, choices: list[str]) -> str | None:
