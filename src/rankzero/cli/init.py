@@ -77,6 +77,7 @@ def init(
         typer.echo(listing(as_json=as_json, columns=columns))
         return
     if recipe is not None:
+        _refuse_a_file(output or ".")
         wanted = _of_recipe(recipe, Path(output or "."), cluster)
     else:
         file = RUN_FILE if cluster is None else CLUSTER_FILE
@@ -163,7 +164,20 @@ def write_all(wanted: Mapping[Path, str], *, force: bool) -> None:
 
 def _path(output: str | None, file: str) -> Path:
     path = Path(output or file)
-    return path / file if path.is_dir() else path
+    return path / file if path.is_dir() or _is_named_directory(output) else path
+
+
+def _is_named_directory(output: str | None) -> bool:
+    """Whether it ends as only a directory's name does."""
+    return output is not None and output.endswith("/")
+
+
+def _refuse_a_file(output: str) -> None:
+    """Raise UsageError where one file is meant for a recipe."""
+    directory = Path(output)
+    if directory.suffix in (".yaml", ".yml") and not directory.is_dir() and not _is_named_directory(output):
+        hint = f"with --recipe it is a directory: -o {directory.with_suffix('')}"
+        raise UsageError("a recipe is more than one file", where=f"-o {directory}", hint=hint)
 
 
 def _default() -> str:
@@ -175,9 +189,6 @@ def _of_recipe(name: str, directory: Path, cluster: str | None) -> dict[Path, st
         close = [known for known in RECIPES if name and name in known] or difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(RECIPES)}"
         raise UsageError("there is no such recipe", where=f"--recipe {name}", hint=hint)
-    if directory.suffix in (".yaml", ".yml") and not directory.is_dir():
-        hint = f"with --recipe it is a directory: -o {directory.with_suffix('')}"
-        raise UsageError("a recipe is more than one file", where=f"-o {directory}", hint=hint)
     return {directory / file: text for file, text in recipe_files(name, cluster).items()}
 
 

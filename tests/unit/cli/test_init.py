@@ -318,3 +318,10 @@ class TestWithoutARecipe:
         Path("d").mkdir()
         assert cli("init -o d").code == 0
         assert Path("d/run.yaml").read_text() == Path("run.yaml").read_text()
+
+    def test_a_slash_at_its_end_makes_it_a_directory(self, cli: Cli) -> None:
+        assert cli("init -o new/").out.startswith("wrote new/run.yaml\n")
+        assert cli("init --cluster slurm -o deep/new/").code == 0
+        assert Path("new/run.yaml").is_file() and Path("deep/new/cluster.yaml").is_file()
+        assert cli("init -o new.yaml").code == 0 and Path("new.yaml").is_file()
+        assert cli("init --recipe lora-jsonl -o x.yaml/").code == 0 and Path("x.yaml/run.yaml").is_file()
