@@ -200,6 +200,25 @@ def test_a_node_of_another_run_is_refused(tmp_path: Path, tiny: Path, pods: Make
     assert first.poll() is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tracking__langfuse": True}, "LANGFUSE_HOST is not set"),
+        ({"model__attention": "flash_attention_3"}, "flash_attn_interface is not installed"),
+    ],
+)
+def test_all_nodes_of_a_refused_run_end_at_once(
+    tmp_path: Path, pods: MakePods, changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever comes last, and nobody waits as long as for a node that is on its way."""
+    monkeypatch.delenv("LANGFUSE_HOST", raising=False)
+    run = pods(small_spec(tmp_path, tmp_path / "no-model", **changes), num_nodes=3, rendezvous_seconds=1800)
+    for node in (1, 0, 2):
+        run.start(node)
+    assert codes(run) == [78, 78, 78], "\n".join(map(run.log, range(3)))
+    assert all(why in run.said(node)["what"] for node in range(3))
+
+
 def test_stopped_while_it_waits(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
     run = pods(small_spec(tmp_path, tiny))
     process = run.start(0)

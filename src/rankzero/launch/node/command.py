@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from rankzero.errors import (
     NEVER_RETRIED,
+    ConfigError,
     ExitCode,
     PeerLostError,
     RankzeroError,
@@ -78,6 +80,16 @@ class Node:
                 self._output.say(str(news))
                 if self._client is not None:
                     self._client.send({"ready": True})
+
+    def refuse(self, refusal: ConfigError) -> NoReturn:
+        """End the run before any process of it starts: raise `refusal`, once the other nodes are there and told of it.
+        Who comes to nobody would wait, and hold its GPUs."""
+        if self._client is not None:
+            self._output.say(f"ends as soon as the other nodes hear why: {refusal}")
+            with suppress(ServiceError):  # those that did not come have no GPUs
+                if self._gather() is not None:
+                    self._client.send({"ended": int(refusal.exit_code), "why": self._why(refusal)})
+        raise refusal
 
     # ---- meeting ----
 

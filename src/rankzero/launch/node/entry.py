@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rankzero.errors import NEVER_RETRIED, ExitCode, RankzeroError
+from rankzero.errors import NEVER_RETRIED, ConfigError, ExitCode, RankzeroError
 from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.attempts import Attempts
 from rankzero.launch.node.client import Client
@@ -25,7 +25,7 @@ from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
 from rankzero.launch.node.settings import ALLOCATION_VARIABLE, CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
-from rankzero.launch.node.software import require_software
+from rankzero.launch.node.software import require_packages, require_trackers
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.redaction import Redactor
@@ -99,6 +99,8 @@ def run(
     stop: StopWish,
 ) -> None:
     """Everything between finding the place and leaving. Raises the RankzeroError that ended it."""
+    hosts = "SLURM_JOB_ID" in env
+    require_packages(spec, settings, hosts=hosts)
     if settings.prepared_marker is not None:
         wait_for_marker(settings.prepared_marker, spec, submission.name, lambda: stop.wanted, output.say)
     with ExitStack() as stack:
@@ -111,7 +113,11 @@ def run(
                 stack.callback(server.close)
             client = Client(place, identity, submission, output.say)
             stack.callback(client.close)
+        node = Node(spec, settings, place, env, output, stop, client)
         with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
             if place.node == 0:
-                require_software(spec, settings, output.say, knows_copies=True, hosts="SLURM_JOB_ID" in env)
-            Node(spec, settings, place, env, output, stop, client).run()
+                try:
+                    require_trackers(spec, settings, output.say, knows_copies=True, hosts=hosts)
+                except ConfigError as refusal:
+                    node.refuse(refusal)
+            node.run()

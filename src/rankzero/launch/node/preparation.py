@@ -17,7 +17,7 @@ from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.pid1 import StopWish, reap_orphans
 from rankzero.launch.node.prepared import beating, begin, end, own_marker
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
-from rankzero.launch.node.software import require_software
+from rankzero.launch.node.software import require_packages, require_trackers
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers
@@ -65,7 +65,8 @@ def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish
     with beating(path) if path is not None else nullcontext():
         try:
             hosts = "SLURM_JOB_ID" in os.environ
-            require_software(spec, settings, output.say, knows_copies=False, hosts=hosts)
+            require_packages(spec, settings, hosts=hosts)
+            require_trackers(spec, settings, output.say, knows_copies=False, hosts=hosts)
             downloaded(settings, output.say, lambda: stop.wanted)
             error = run(spec, settings, output, stop)
         except RankzeroError as known:

@@ -26,30 +26,55 @@ DEFAULT_EXTRAS = ("train", "quantization", "vision", "serve")
 _OF_PIP = re.compile(r"pip install (?:'rankzero\[(\w+)\]'|([\w-]+))$")
 
 
-def require_software(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_copies: bool, hosts: bool) -> None:
-    """Raise ConfigError where packages are missing that the run cannot do without, or a tracker that it is to have from
-    its first step on cannot work. A run that goes on is only warned of its trackers: nothing of it is lost.
+def require_packages(spec: RunSpec, settings: NodeSettings, *, hosts: bool) -> None:
+    """Raise ConfigError where packages are missing that the run cannot do without. All pods have one image, so each
+    finds by itself what the others find.
 
-    `knows_copies`: what an object store has of the run is here; else it may go on although nothing is. `hosts`: the
-    machine's own software runs, no image.
+    `hosts`: the machine's own software runs, no image.
     """
-    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
-    if settings.options.smoke is not None or is_finished(run_dir, spec):
+    if _trains_nothing(spec, settings):
         return
-    urls = {url: "output_url" for url in [copy_url(spec)] if url is not None}
-    urls = {mirror.url: "storage" for mirror in settings.mirrors} | urls
-    packages = [*_missing_packages(spec), *_missing_stores(urls)]
-    trackers = [
+    _refuse([*_missing_packages(spec), *_missing_stores(_store_urls(spec, settings))], hosts=hosts)
+
+
+def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_copies: bool, hosts: bool) -> None:
+    """Raise ConfigError where a tracker cannot work that the run is to have from its first step on. A run that goes on
+    is only warned: nothing of it is lost.
+
+    `knows_copies`: what an object store has of the run is here; else it may go on although nothing is. `hosts` is as in
+    `require_packages`.
+    """
+    if _trains_nothing(spec, settings):
+        return
+    found = [
         Problem(problem.what, f"tracking.{name}", problem.hint)
         for name, module in server_modules(spec.tracking).items()
         for problem in module.problems(os.environ)
     ]
-    goes_on = newest_manifest(run_dir) is not None or (bool(urls) and not knows_copies)
-    found = packages if goes_on else [*packages, *trackers]
+    goes_on = newest_manifest(_run_dir(spec)) is not None or (bool(_store_urls(spec, settings)) and not knows_copies)
+    if not goes_on:
+        _refuse(found, hosts=hosts)
+    for problem in found if hosts else _for_images(found):
+        say(f"warning: {problem.where}: {problem.what}; the run goes on without it ({problem.hint})")
+
+
+def _trains_nothing(spec: RunSpec, settings: NodeSettings) -> bool:
+    return settings.options.smoke is not None or is_finished(_run_dir(spec), spec)
+
+
+def _run_dir(spec: RunSpec) -> RunDir:
+    return RunDir(Path(spec.output_dir) / str(spec.name))
+
+
+def _store_urls(spec: RunSpec, settings: NodeSettings) -> dict[str, str]:
+    """Of all object stores that are read or written, each with the field that says it."""
+    urls = {url: "output_url" for url in [copy_url(spec)] if url is not None}
+    return {mirror.url: "storage" for mirror in settings.mirrors} | urls
+
+
+def _refuse(found: list[Problem], *, hosts: bool) -> None:
     if found:
         raise ConfigError(found if hosts else _for_images(found))
-    for problem in trackers if hosts else _for_images(trackers):
-        say(f"warning: {problem.where}: {problem.what}; the run goes on without it ({problem.hint})")
 
 
 def _missing_packages(spec: RunSpec) -> list[Problem]:

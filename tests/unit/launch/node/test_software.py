@@ -30,10 +30,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(spec: RunSpec, said: list[str] | None = None, **settings: Any) -> list[tuple[str, str]]:
     """What is refused, as fields and hints."""
-    about = {name: settings.pop(name, name == "knows_copies") for name in ("knows_copies", "hosts")}
+    knows_copies, hosts = settings.pop("knows_copies", True), settings.pop("hosts", False)
     say = (lambda _line: None) if said is None else said.append
+    told = NodeSettings(run="r", **settings)
     try:
-        software.require_software(spec, NodeSettings(run="r", **settings), say, **about)
+        software.require_packages(spec, told, hosts=hosts)
+        software.require_trackers(spec, told, say, knows_copies=knows_copies, hosts=hosts)
     except ConfigError as error:
         return [(problem.where, problem.hint) for problem in error.problems]
     return []
