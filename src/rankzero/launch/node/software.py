@@ -23,6 +23,8 @@ from rankzero.track.send import server_modules
 
 DEFAULT_EXTRAS = ("train", "quantization", "vision", "serve")
 """Of docker/Dockerfile."""
+TRACKER_EXTRAS = ("wandb", "mlflow", "trackio")
+_S3 = ("s3", "s3a")
 _OF_PIP = re.compile(r"pip install (?:'rankzero\[(\w+)\]'|([\w-]+))$")
 
 
@@ -34,7 +36,9 @@ def require_packages(spec: RunSpec, settings: NodeSettings, *, hosts: bool) -> N
     """
     if _trains_nothing(spec, settings):
         return
-    _refuse([*_missing_packages(spec), *_missing_stores(_store_urls(spec, settings))], hosts=hosts)
+    found = [*_missing_packages(spec), *_missing_stores(_store_urls(spec, settings))]
+    if found:
+        raise ConfigError(found if hosts else _for_images(found, _extras(spec, settings)))
 
 
 def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_copies: bool, hosts: bool) -> None:
@@ -52,9 +56,10 @@ def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_c
         for problem in module.problems(os.environ)
     ]
     goes_on = newest_manifest(_run_dir(spec)) is not None or (bool(_store_urls(spec, settings)) and not knows_copies)
-    if not goes_on:
-        _refuse(found, hosts=hosts)
-    for problem in found if hosts else _for_images(found):
+    found = found if hosts else _for_images(found, _extras(spec, settings))
+    if found and not goes_on:
+        raise ConfigError(found)
+    for problem in found:
         say(f"warning: {problem.where}: {problem.what}; the run goes on without it ({problem.hint})")
 
 
@@ -72,14 +77,10 @@ def _store_urls(spec: RunSpec, settings: NodeSettings) -> dict[str, str]:
     return {mirror.url: "storage" for mirror in settings.mirrors} | urls
 
 
-def _refuse(found: list[Problem], *, hosts: bool) -> None:
-    if found:
-        raise ConfigError(found if hosts else _for_images(found))
-
-
-def _missing_packages(spec: RunSpec) -> list[Problem]:
+def _packages(spec: RunSpec) -> list[tuple[str, str, str]]:
+    """What the run cannot do without: module, the field that asks for it, and what pip calls it."""
     zero = sharding_section(spec.train.sharding).reads_deepspeed_file
-    wanted = [
+    known = [
         (zero, "deepspeed", "train.sharding", "'rankzero[deepspeed]'"),
         (spec.model.quantization == "nf4", "bitsandbytes", "model.quantization", "'rankzero[quantization]'"),
         (spec.train.optimizer == "adamw_8bit", "bitsandbytes", "train.optimizer", "'rankzero[quantization]'"),
@@ -88,10 +89,14 @@ def _missing_packages(spec: RunSpec) -> list[Problem]:
         (spec.model.attention == "flash_attention_2", "flash_attn", "model.attention", "flash-attn"),
         (spec.model.attention == "flash_attention_3", "flash_attn_interface", "model.attention", "flash-attn-3"),
     ]
+    return [(module, field, package) for asked, module, field, package in known if asked]
+
+
+def _missing_packages(spec: RunSpec) -> list[Problem]:
     return [
         Problem(f"{module} is not installed", field, f"pip install {package}")
-        for asked, module, field, package in wanted
-        if asked and find_spec(module) is None
+        for module, field, package in _packages(spec)
+        if find_spec(module) is None
     ]
 
 
@@ -107,21 +112,27 @@ def _missing_stores(urls: dict[str, str]) -> list[Problem]:
             get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:
             module = known_implementations.get(protocol, {"class": protocol})["class"].partition(".")[0]
-            package = "'rankzero[s3]'" if module == "s3fs" else module
+            package = "'rankzero[s3]'" if protocol in _S3 else module
             found[protocol] = Problem(f"{protocol}:// cannot be opened: {error}", field, f"pip install {package}")
     return list(found.values())
 
 
-def _for_images(problems: Iterable[Problem]) -> list[Problem]:
-    """Nothing is installed in pods: hints name the image that has all of it."""
-    problems = list(problems)
-    meant = [(problem, _OF_PIP.fullmatch(problem.hint)) for problem in problems]
-    extras = dict.fromkeys(found[1] for _, found in meant if found is not None and found[1])
-    image = f"make image EXTRAS={','.join([*DEFAULT_EXTRAS, *(name for name in extras if name not in DEFAULT_EXTRAS)])}"
+def _for_images(problems: Iterable[Problem], extras: Iterable[str]) -> list[Problem]:
+    """Nothing is installed in pods: hints name the image that has all of it, and what the run has from this one."""
+    image = f"make image EXTRAS={','.join(dict.fromkeys((*DEFAULT_EXTRAS, *extras)))}"
 
-    def hint(problem: Problem, found: re.Match[str] | None) -> str:
+    def hint(problem: Problem) -> str:
+        found = _OF_PIP.fullmatch(problem.hint)
         if found is None:
             return problem.hint
         return f"`{image}`, and push it" if found[1] else f"an image made from this one, with `{problem.hint}`"
 
-    return [Problem(problem.what, problem.where, hint(problem, found)) for problem, found in meant]
+    return [Problem(problem.what, problem.where, hint(problem)) for problem in problems]
+
+
+def _extras(spec: RunSpec, settings: NodeSettings) -> list[str]:
+    """All that the spec asks for, whether they are here or not: an image is made with all of them at once."""
+    packages = [_OF_PIP.fullmatch(f"pip install {package}") for _, _, package in _packages(spec)]
+    trackers = [name for name in server_modules(spec.tracking) if name in TRACKER_EXTRAS]
+    stores = ["s3" for url in _store_urls(spec, settings) if url.partition("://")[0] in _S3]
+    return [*(found[1] for found in packages if found is not None and found[1]), *trackers, *stores]

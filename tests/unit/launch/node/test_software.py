@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rankzero.errors import ConfigError
 from rankzero.launch.node import software
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.spec.run_options import RunOptions, SmokeSettings
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from tests.support.nodes import Pods
 from tests.support.runs import small_spec
 
@@ -89,6 +90,25 @@ def test_one_image_has_all_that_is_missing(tmp_path: Path) -> None:
     spec = small_spec(tmp_path, tmp_path, train__sharding="zero2", model__kernels="liger")
     (image,) = {hint for _, hint in refused(spec)}
     assert "EXTRAS=train,quantization,vision,serve,deepspeed,liger`" in image
+
+
+def test_an_image_made_for_one_thing_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows one hint after the other comes to an end."""
+    more = {"train__sharding": "zero2", "model__kernels": "liger", "tracking__wandb": True}
+    spec = small_spec(tmp_path, tmp_path, **more, output_url="s3://bucket/runs")
+    whole = [*software.DEFAULT_EXTRAS, "deepspeed", "liger", "wandb", "s3"]
+    for there in ("deepspeed", "liger_kernel"):
+        monkeypatch.setattr(software, "find_spec", lambda name, there=there: name if name == there else None)
+        extras = [re.search(r"EXTRAS=(\S+)`", hint) for _, hint in refused(spec)]
+        assert extras and all(found is not None and found[1].split(",") == whole for found in extras)
+    monkeypatch.setattr(software, "find_spec", lambda name: name)
+    (hint,) = [hint for _, hint in refused(spec, knows_copies=True) if "EXTRAS" in hint][:1]
+    assert f"EXTRAS={','.join(whole)}`" in hint
+
+
+def test_trackers_extras_are_those_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(software.TRACKER_EXTRAS) == set(TrackingSpec.model_fields) & set(extras)
 
 
 def test_a_package_that_is_no_extra_is_put_on_top(tmp_path: Path) -> None:
