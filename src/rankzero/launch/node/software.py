@@ -55,12 +55,22 @@ def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_c
         for name, module in server_modules(spec.tracking).items()
         for problem in module.problems(os.environ)
     ]
-    goes_on = newest_manifest(_run_dir(spec)) is not None or (bool(_store_urls(spec, settings)) and not knows_copies)
     found = found if hosts else _for_images(found, _extras(spec, settings))
-    if found and not goes_on:
+    goes_on = newest_manifest(_run_dir(spec)) is not None
+    may_go_on = not knows_copies and _may_come(spec, settings)
+    if found and not goes_on and not may_go_on:
         raise ConfigError(found)
+    then = "the run goes on without it"
+    if not goes_on:
+        then += " if its store has it, and is refused else"
     for problem in found:
-        say(f"warning: {problem.where}: {problem.what}; the run goes on without it ({problem.hint})")
+        say(f"warning: {problem.where}: {problem.what}; {then} ({problem.hint})")
+
+
+def _may_come(spec: RunSpec, settings: NodeSettings) -> bool:
+    """Whether an object store may have the run itself, not only its data or model."""
+    root = _run_dir(spec).root
+    return copy_url(spec) is not None or any(root.is_relative_to(mirror.path) for mirror in settings.mirrors)
 
 
 def _trains_nothing(spec: RunSpec, settings: NodeSettings) -> bool:

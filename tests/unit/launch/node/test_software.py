@@ -18,7 +18,6 @@ from tests.support.nodes import Pods
 from tests.support.runs import small_spec
 
 ROOT = Path(__file__).parents[4]
-UPLOAD = Mirror("s3://bucket/runs", "/outputs", "upload")
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +62,16 @@ def test_a_run_that_goes_on_is_warned_of_its_tracker(tmp_path: Path, monkeypatch
 
 def test_of_a_run_that_may_be_in_a_store_only_who_has_asked_the_store_can_tell(tmp_path: Path) -> None:
     spec = small_spec(tmp_path, tmp_path, tracking__langfuse=True)
-    said: list[str] = []
-    assert refused(spec, said, mirrors=(UPLOAD,), knows_copies=False) == [] and len(said) == 3
-    assert len(refused(spec, mirrors=(UPLOAD,), knows_copies=True)) == 3
+    upload, said = Mirror("s3://bucket/runs", spec.output_dir, "upload"), list[str]()
+    assert refused(spec, said, mirrors=(upload,), knows_copies=False) == [] and len(said) == 3
+    assert all("goes on without it if its store has it, and is refused else" in line for line in said)
+    assert len(refused(spec, mirrors=(upload,), knows_copies=True)) == 3
+
+
+def test_a_bucket_that_only_data_comes_from_holds_no_run(tmp_path: Path) -> None:
+    data = Mirror("s3://bucket/rows", "/data", "download")
+    spec = small_spec(tmp_path, tmp_path, tracking__langfuse=True)
+    assert len(refused(spec, mirrors=(data,), knows_copies=False)) == 3
 
 
 LACKING = [
