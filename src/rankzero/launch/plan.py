@@ -114,6 +114,7 @@ def make_plan(
             park=kind.parks,
             prepared_marker=_prepared_marker(kind, cache, cluster.namespace, name) if prepare else None,
             mirrors=_mirrors(cluster) if trains else (),
+            in_image=not _is_the_hosts(cluster),
             options=options,
         ),
         config_dir=config_dir or kind.config_dir(cluster, name),
@@ -151,7 +152,7 @@ def _preparation_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
 
 def _read_only_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
     """Processes of hosts write what their user may write, whatever is said of a volume."""
-    if not kind_section(cluster.kind).on_hosts or cluster.slurm.runtime != "none":
+    if not _is_the_hosts(cluster):
         return []
     hint = "leave it out where the directory's own rights keep it, or set slurm.runtime: apptainer or pyxis"
     return [
@@ -159,6 +160,11 @@ def _read_only_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
         for name, volume in cluster.storage.items()
         if volume.is_read_only
     ]
+
+
+def _is_the_hosts(cluster: ClusterSpec) -> bool:
+    """Whether processes are the hosts' own, with their software and rights, without a container."""
+    return kind_section(cluster.kind).on_hosts and cluster.slurm.runtime == "none"
 
 
 def _read_only_field(name: str, volume: VolumeSpec) -> str:

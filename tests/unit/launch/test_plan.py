@@ -216,6 +216,19 @@ def test_settings_survive_their_file() -> None:
     assert made.settings.prepared_marker == "/cache/rankzero/prepared/default.r.json"
 
 
+@pytest.mark.parametrize(("runtime", "in_image"), [("none", False), ("apptainer", True), ("pyxis", True)])
+def test_what_is_installed_is_an_images_where_one_runs(runtime: str, in_image: bool) -> None:
+    """Slurm runs images as well; pods and containers run nothing else. Where one runs nothing is written, as earlier
+    versions, which wrote nothing, know no other way."""
+    storage = {"outputs": {"mount": "/o", "host_path": "/o"}}
+    slurm = {"runtime": runtime, "image": None if runtime == "none" else "/o/x.sif"}
+    cluster = ClusterSpec.model_validate({"kind": "slurm", "storage": storage, "slurm": slurm})
+    made = plan(run_spec(output_dir="/o/runs", data={"train": "/o/t.jsonl"}), cluster).settings
+    assert NodeSettings.from_json(made.to_json()) == made
+    assert made.in_image == in_image == ("in_image" not in made.to_json())
+    assert plan().settings.in_image
+
+
 def test_runs_of_one_name_in_two_namespaces_share_no_marker_on_a_cache_of_both() -> None:
     storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "host_path": "/nfs/cache"}}
     made = [plan(cluster=cluster_spec(storage=storage, namespace=name)).settings for name in ("one", "two")]

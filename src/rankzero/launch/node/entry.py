@@ -99,8 +99,7 @@ def run(
     stop: StopWish,
 ) -> None:
     """Everything between finding the place and leaving. Raises the RankzeroError that ended it."""
-    hosts = "SLURM_JOB_ID" in env
-    require_packages(spec, settings, hosts=hosts)
+    require_packages(spec, settings)
     if settings.prepared_marker is not None:
         wait_for_marker(settings.prepared_marker, spec, submission.name, lambda: stop.wanted, output.say)
     with ExitStack() as stack:
@@ -117,7 +116,7 @@ def run(
         with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
             if place.node == 0:
                 try:
-                    require_trackers(spec, settings, output.say, knows_copies=True, hosts=hosts)
+                    require_trackers(spec, settings, output.say, knows_copies=True)
                 except ConfigError as refusal:
                     node.refuse(refusal)
             node.run()

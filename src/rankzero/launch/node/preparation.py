@@ -64,9 +64,8 @@ def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish
     starts = 1 if path is None else begin(path, spec, submission)
     with beating(path) if path is not None else nullcontext():
         try:
-            hosts = "SLURM_JOB_ID" in os.environ
-            require_packages(spec, settings, hosts=hosts)
-            require_trackers(spec, settings, output.say, knows_copies=False, hosts=hosts)
+            require_packages(spec, settings)
+            require_trackers(spec, settings, output.say, knows_copies=False)
             downloaded(settings, output.say, lambda: stop.wanted)
             error = run(spec, settings, output, stop)
         except RankzeroError as known:

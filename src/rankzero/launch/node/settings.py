@@ -68,11 +68,17 @@ class NodeSettings:
     prepared_marker: str | None = None
     """File that the preparation Job writes, to which the submission's name is added; None: there is no such Job."""
     mirrors: tuple[Mirror, ...] = ()
+    in_image: bool = True
+    """What is installed is an image's; else it is the hosts' own."""
     options: RunOptions = field(default_factory=RunOptions)
 
     def to_json(self) -> str:
-        """The text of node.json; keys in a fixed order."""
-        return json.dumps({**asdict(self), "options": self.options.to_json()}, indent=1)
+        """The text of node.json; keys in a fixed order. Without `in_image` where it is true, so that images of earlier
+        versions read it."""
+        value = {**asdict(self), "options": self.options.to_json()}
+        if self.in_image:
+            del value["in_image"]
+        return json.dumps(value, indent=1)
 
     @classmethod
     def from_json(cls, written: str) -> NodeSettings:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,25 +27,21 @@ _S3 = ("s3", "s3a")
 _OF_PIP = re.compile(r"pip install (?:'rankzero\[(\w+)\]'|([\w-]+))$")
 
 
-def require_packages(spec: RunSpec, settings: NodeSettings, *, hosts: bool) -> None:
+def require_packages(spec: RunSpec, settings: NodeSettings) -> None:
     """Raise ConfigError where packages are missing that the run cannot do without. All pods have one image, so each
-    finds by itself what the others find.
-
-    `hosts`: the machine's own software runs, no image.
-    """
+    finds by itself what the others find."""
     if _trains_nothing(spec, settings):
         return
     found = [*_missing_packages(spec), *_missing_stores(_store_urls(spec, settings))]
     if found:
-        raise ConfigError(found if hosts else _for_images(found, _extras(spec, settings)))
+        raise ConfigError(_mendable(found, spec, settings))
 
 
-def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_copies: bool, hosts: bool) -> None:
+def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_copies: bool) -> None:
     """Raise ConfigError where a tracker cannot work that the run is to have from its first step on. A run that goes on
     is only warned: nothing of it is lost.
 
-    `knows_copies`: what an object store has of the run is here; else it may go on although nothing is. `hosts` is as in
-    `require_packages`.
+    `knows_copies`: what an object store has of the run is here; else it may go on although nothing is.
     """
     if _trains_nothing(spec, settings):
         return
@@ -55,7 +50,7 @@ def require_trackers(spec: RunSpec, settings: NodeSettings, say: Say, *, knows_c
         for name, module in server_modules(spec.tracking).items()
         for problem in module.problems(os.environ)
     ]
-    found = found if hosts else _for_images(found, _extras(spec, settings))
+    found = _mendable(found, spec, settings)
     goes_on = newest_manifest(_run_dir(spec)) is not None
     may_go_on = not knows_copies and _may_come(spec, settings)
     if found and not goes_on and not may_go_on:
@@ -127,9 +122,11 @@ def _missing_stores(urls: dict[str, str]) -> list[Problem]:
     return list(found.values())
 
 
-def _for_images(problems: Iterable[Problem], extras: Iterable[str]) -> list[Problem]:
+def _mendable(problems: list[Problem], spec: RunSpec, settings: NodeSettings) -> list[Problem]:
     """Nothing is installed in pods: hints name the image that has all of it, and what the run has from this one."""
-    image = f"make image EXTRAS={','.join(dict.fromkeys((*DEFAULT_EXTRAS, *extras)))}"
+    if not settings.in_image:
+        return problems
+    image = f"make image EXTRAS={','.join(dict.fromkeys((*DEFAULT_EXTRAS, *_extras(spec, settings))))}"
 
     def hint(problem: Problem) -> str:
         found = _OF_PIP.fullmatch(problem.hint)

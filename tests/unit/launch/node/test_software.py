@@ -30,12 +30,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(spec: RunSpec, said: list[str] | None = None, **settings: Any) -> list[tuple[str, str]]:
     """What is refused, as fields and hints."""
-    knows_copies, hosts = settings.pop("knows_copies", True), settings.pop("hosts", False)
+    knows_copies = settings.pop("knows_copies", True)
     say = (lambda _line: None) if said is None else said.append
     told = NodeSettings(run="r", **settings)
     try:
-        software.require_packages(spec, told, hosts=hosts)
-        software.require_trackers(spec, told, say, knows_copies=knows_copies, hosts=hosts)
+        software.require_packages(spec, told)
+        software.require_trackers(spec, told, say, knows_copies=knows_copies)
     except ConfigError as error:
         return [(problem.where, problem.hint) for problem in error.problems]
     return []
@@ -89,7 +89,7 @@ def test_a_package_that_the_run_needs_is_missed_with_the_image_that_has_it(
     spec = small_spec(tmp_path, tmp_path, **changes)
     extras = ",".join(dict.fromkeys([*software.DEFAULT_EXTRAS, extra]))
     assert refused(spec) == [(field, f"`make image EXTRAS={extras}`, and push it")]
-    assert refused(spec, hosts=True) == [(field, f"pip install 'rankzero[{extra}]'")]
+    assert refused(spec, in_image=False) == [(field, f"pip install 'rankzero[{extra}]'")]
 
 
 def test_one_image_has_all_that_is_missing(tmp_path: Path) -> None:
