@@ -70,6 +70,8 @@ def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish
             error = run(spec, settings, output, stop)
         except RankzeroError as known:
             error = known
+        except Exception as unknown:  # those who wait for the marker have to hear of it as well
+            error = internal(unknown)
     if path is not None:
         end(path, spec, submission, error, starts=starts)
     return error

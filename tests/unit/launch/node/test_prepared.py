@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import AccessError, RankzeroError, ServiceError, StoppedError
-from rankzero.launch.node import prepared
+from rankzero.errors import AccessError, ExitCode, RankzeroError, ServiceError, StoppedError
+from rankzero.launch.node import preparation, prepared
+from rankzero.launch.node.output import Output
+from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.prepared import begin, end, own_marker, wait_for_marker
-from rankzero.launch.node.settings import PREPARE_RESTARTS
+from rankzero.launch.node.settings import PREPARE_RESTARTS, TOKEN_VARIABLE, NodeSettings
+from rankzero.launch.node.submission import Submission
+from rankzero.redaction import Redactor
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import small_spec
 
@@ -75,6 +79,24 @@ def test_what_a_version_before_has_prepared_is_found_by_pods_made_anew(tmp_path:
     own = own_marker(str(settings), "s")
     end(own, spec, "s", None, starts=begin(own, spec, "s"))
     assert wait(settings, spec, "s"), "its own counts first"
+
+
+def test_what_nobody_expected_of_a_preparation_is_told_like_any_failure(
+    tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who wait would wait for a day else."""
+
+    def unreadable(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/outputs/runs/small")
+
+    monkeypatch.setattr(preparation, "require_packages", unreadable)
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token")
+    settings, name = NodeSettings(run="r", prepared_marker=str(tmp_path / "m.json")), Submission(os.environ).name
+    for _ in range(PREPARE_RESTARTS + 1):
+        error = preparation.marked(spec, settings, Output(Redactor({})), StopWish())
+        assert error is not None and error.exit_code == ExitCode.INTERNAL
+    with pytest.raises(RankzeroError, match="PermissionError.*/outputs/runs/small"):
+        wait(tmp_path / "m.json", spec, name)
 
 
 def test_without_submissions_a_failure_counts_when_it_is_new_or_nothing_replaces_it(
