@@ -51,6 +51,14 @@ def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{field}[{number}]")
 
 
+def _model_has_an_id(spec: RunSpec) -> list[Problem]:
+    name = spec.model.name
+    if not name.startswith("hf://") or spec.model.local_dir is not None:  # else it is only a name
+        return []
+    hint = "hf://org/name, or the id alone; a branch, tag or commit goes into model.revision"
+    return [Problem(f"{name} is not a model of the Hub", "model.name", hint)]
+
+
 def _warmup_is_whole(spec: RunSpec) -> list[Problem]:
     warmup = spec.train.warmup_steps
     if warmup < 1 or warmup == int(warmup):
@@ -322,6 +330,7 @@ def _turns_to_train(spec: RunSpec) -> list[Problem]:
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] = (
+    (("model.name", "model.local_dir"), _model_has_an_id),
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
     (("train.learning_rate",), _something_is_learned),

@@ -32,8 +32,9 @@ def product(value: object) -> object:
 
 
 def hub_id(name: str) -> str:
-    """`hf://org/name`, as Kubeflow's initializers want it, is org/name; anything else stays as it stands."""
-    return re.sub(r"^hf://([\w.-]+(/[\w.-]+)?)$", r"\1", name)
+    """`hf://org/name`, as Kubeflow's initializers want it, is org/name; anything else stays as it stands: one word
+    alone would be a directory that is here, and whoever writes hf:// means none."""
+    return re.sub(r"^hf://(\w[\w.-]*/\w[\w.-]*)$", r"\1", name)
 
 
 BatchSize = Annotated[_PositiveInt, BeforeValidator(product, json_schema_input_type=_PositiveInt | list[_PositiveInt])]

@@ -24,6 +24,10 @@ def spec(**sections: Any) -> RunSpec:
 @pytest.mark.parametrize(
     ("sections", "field", "what"),
     [
+        *(
+            ({"model": {"name": f"hf://{rest}"}}, "model.name", "is not a model of the Hub")
+            for rest in ("gpt2", "../x", "o/..", "./m", "o/m/sub", "o/m@main", "")
+        ),
         ({"train": {"warmup_steps": 1.5}}, "train.warmup_steps", "neither a share nor a whole number"),
         ({"train": {"learning_rate": 7e-46}}, "train.learning_rate", "every learning rate is 0"),
         ({"train": {"warmup_steps": 10, "max_steps": 10}}, "train.warmup_steps", "never ends in a run of 10"),
@@ -82,6 +86,8 @@ def test_only_training_has_weights_of_sources() -> None:
     "sections",
     [
         {},
+        {"model": {"name": "hf://o/m"}},
+        {"model": {"name": "hf://o/m/sub", "local_dir": "/m"}},
         {"train": {"warmup_steps": 0}},
         {"train": {"learning_rate": 8e-46}},
         {"train": {"warmup_steps": 0.999, "max_steps": 1}},
