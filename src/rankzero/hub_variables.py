@@ -13,9 +13,10 @@ _READ_AS = {
 
 
 def other_names(name: str) -> tuple[str, ...]:
-    """Under which other names people have what the client reads from `name`."""
-    known = [(old, names) for old, names in _READ_AS.items() if names[0] == name]
-    return tuple(dict.fromkeys(one for old, names in known for one in (old, *names[1:])))
+    """Under which other names people have what the client reads from `name`: the client's own first, then as
+    `adopt_hub_variables` takes them."""
+    known = {old: names for old, names in _READ_AS.items() if names[0] == name}
+    return tuple(dict.fromkeys([*(one for names in known.values() for one in names[1:]), *known]))
 
 
 def adopt_hub_variables(env: MutableMapping[str, str]) -> list[str]:

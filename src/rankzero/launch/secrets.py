@@ -118,21 +118,27 @@ def _parse_quoted(value: str) -> str | Problem:
 
 
 def from_environment(names: Collection[str], env: Mapping[str, str]) -> Values:
-    """Those of `names` that are set, in capitals, as they are spelled, or under another name of the Hub's variables."""
-    spelled = {name: (env_name_of(name), name, *other_names(env_name_of(name))) for name in names}
-    found = {name: next((env[one] for one in each if one in env), None) for name, each in spelled.items()}
-    return {name: SecretStr(value) for name, value in found.items() if value is not None}
+    """Those of `names` that are set, under whichever of their names."""
+    found = {name: _set_as(env_name_of(name), env) for name in names}
+    return {name: SecretStr(env[at]) for name, at in found.items() if at is not None}
+
+
+def _set_as(name: str, given: Mapping[str, str | SecretStr]) -> str | None:
+    """Under which name a variable is given: its own, in capitals or not, or another of the Hub's. The first that holds
+    something is what the Hub's client reads in a pod; one that is empty stands only where none does."""
+    spelled = [each for one in (name, *other_names(name)) for each in (one, one.lower()) if each in given]
+    return next((one for one in spelled if not _is_empty(given[one])), next(iter(spelled), None))
 
 
 def choose(refs: Mapping[str, SecretRef], values: Values, wanted: Collection[str] | None, source: str) -> Choice:
     """Which value goes to which key of which Secret, as cluster.yaml refers to them. Raises ConfigError.
 
     `wanted` are the variables asked for by name: all of them must be there. `hf_token` is HF_TOKEN, wherever it stands,
-    and HUGGINGFACE_HUB_TOKEN is, where there is none.
+    and HUGGINGFACE_HUB_TOKEN is, where that holds nothing.
     """
     meant = {env_name_of(name): ref for name, ref in refs.items()}
-    given = {**{env_name_of(name): value for name, value in values.items()}, **values}
-    given |= {name: given[old] for name in meant if name not in given for old in other_names(name) if old in given}
+    taken = {name: at for name in meant if (at := _set_as(name, values)) is not None}
+    given = {name: values[at] for name, at in taken.items()}
     asked = list(meant) if wanted is None else [env_name_of(name) for name in wanted]
     problems = [
         Problem(f"{name} is not set", source, "set it there, or leave it out")
@@ -150,7 +156,8 @@ def choose(refs: Mapping[str, SecretRef], values: Values, wanted: Collection[str
     if problems:
         raise ConfigError(problems)
     missing = tuple(name for name in asked if name not in given)
-    return Choice(found, missing, tuple(sorted(name for name in values if env_name_of(name) not in meant)))
+    stored = {*meant, *taken.values()}
+    return Choice(found, missing, tuple(sorted(one for one in values if not {one, env_name_of(one)} & stored)))
 
 
 def secret_manifest(name: str, namespace: str, values: Values) -> Manifest:
@@ -175,5 +182,5 @@ def secret_manifest(name: str, namespace: str, values: Values) -> Manifest:
     }
 
 
-def _is_empty(value: SecretStr) -> bool:
-    return not value.get_secret_value().strip()
+def _is_empty(value: str | SecretStr) -> bool:
+    return not (value if isinstance(value, str) else value.get_secret_value()).strip()

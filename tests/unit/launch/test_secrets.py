@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.errors import ConfigError
+from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.secrets import Values, choose, from_environment, parse_env, read_env_file, secret_manifest
 from rankzero.spec.cluster_spec import SecretRef
 
@@ -138,6 +139,38 @@ def test_what_has_no_value() -> None:
         choose(REFS, parse_env("HF_TOKEN=", ".env"), None, ".env")
     with pytest.raises(ConfigError, match="nothing in it that cluster.yaml refers to"):
         choose(REFS, parse_env("X=1", ".env"), None, ".env")
+
+
+OLD = {"HUGGINGFACE_HUB_TOKEN": "b", "HUGGINGFACE_TOKEN": "c"}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"HF_TOKEN": "a", **OLD}, "HF_TOKEN"),
+        ({"HF_TOKEN": "", **OLD}, "HUGGINGFACE_HUB_TOKEN"),
+        ({"HF_TOKEN": " ", "hf_token": "d"}, "hf_token"),
+        (OLD, "HUGGINGFACE_HUB_TOKEN"),
+        ({**OLD, "HUGGINGFACE_HUB_TOKEN": ""}, "HUGGINGFACE_TOKEN"),
+        ({**OLD, "HUGGING_FACE_HUB_TOKEN": "e"}, "HUGGING_FACE_HUB_TOKEN"),
+    ],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_a_tokens_names_the_one_counts_that_the_hubs_client_would_read(
+    given: dict[str, str], name: str, reverse: bool
+) -> None:
+    """In a file and in the environment alike, and in any order."""
+    given = dict(sorted(given.items(), reverse=reverse))
+    refs, in_pod = {"HF_TOKEN": SecretRef(name="t")}, {**given}
+    choice = choose(
+        refs, parse_env("".join(f"{one}='{value}'\n" for one, value in given.items()), ".env"), None, ".env"
+    )
+    assert plain(choice.secrets["t"]) == {"token": given[name]}
+    assert choice.unused == tuple(sorted(one for one in given if one not in ("HF_TOKEN", "hf_token", name)))
+    assert plain(from_environment(refs, given)) == {"HF_TOKEN": given[name]}
+    if name != "hf_token" and given.get("HF_TOKEN") != " ":
+        adopt_hub_variables(in_pod)
+        assert given[name] == (in_pod.get("HF_TOKEN") or in_pod["HUGGING_FACE_HUB_TOKEN"]), "as in a pod"
 
 
 def test_the_environment() -> None:
