@@ -173,16 +173,21 @@ _HIDDEN = "?write_token=hidden"
 
 def unset_of_trackers(plan: Plan) -> list[Problem]:
     """What trackers need and cluster.yaml does not pass on. Only doubtful: an image may set variables itself, and a pod
-    that lacks them after all refuses the run before GPUs compute. To hosts the shell's own variables travel too."""
+    that lacks them after all refuses the run before GPUs compute. To hosts the shell's own variables travel too, and
+    where they see this home, `wandb login` has left a key for them."""
+    from rankzero.spec.cluster_checks import env_name_of
     from rankzero.spec.kinds import kind_section
+    from rankzero.track import wandb
     from rankzero.track.send import server_modules
 
     cluster = plan.cluster
     here = os.environ if kind_section(cluster.kind).on_hosts else {}
-    given = {**here, **dict.fromkeys(cluster.secrets, _HIDDEN), **cluster.env}
+    given = {**here, **dict.fromkeys(map(env_name_of, cluster.secrets), _HIDDEN), **cluster.env}
+    if cluster.has_homes and wandb.logged_in(given):
+        given.setdefault(wandb.API_KEY, _HIDDEN)
     return [
         Problem(
-            f"as {CLUSTER_FILE} has it, {problem.what}: a new run is refused",
+            f"as {CLUSTER_FILE} has it, {problem.what}: a new run may be refused",
             f"tracking.{name}",
             f"a key goes into `secrets` of {CLUSTER_FILE}, all else into `env`, where the image does not set it",
         )

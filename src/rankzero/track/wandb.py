@@ -39,7 +39,7 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
     found = []
     if importlib.util.find_spec("wandb") is None:
         found.append(Problem("wandb is not installed", hint="pip install 'rankzero[wandb]'"))
-    has_key = env.get(MODE) != "disabled" and _logged_in(env)
+    has_key = env.get(MODE) != "disabled" and logged_in(env)
     return found if has_key else [*found, *unset(env)]
 
 
@@ -53,7 +53,7 @@ def unset(env: Mapping[str, str]) -> list[Problem]:
     return [Problem(f"{API_KEY} is not set", hint=hint)]
 
 
-def _logged_in(env: Mapping[str, str]) -> bool:
+def logged_in(env: Mapping[str, str]) -> bool:
     """Whether `wandb login` has left a key."""
     file = Path(env.get("NETRC") or os.path.expanduser("~/.netrc"))
     try:

@@ -11,7 +11,7 @@ import typer
 
 from rankzero.cli.main import app
 from rankzero.doctor.places import caches
-from rankzero.track.wandb import _logged_in
+from rankzero.track.wandb import logged_in
 from tests.support.cli import Cli
 from tests.support.paper_model import paper_model
 
@@ -125,5 +125,5 @@ def test_who_has_no_home_is_told_to_name_one(
         (cache, hub) = caches({})
         assert (cache.name, cache.state, cache.what) == ("cache", "wrong", "no home directory")
         assert hub.name == "Hub's cache"
-    assert not _logged_in({})
+    assert not logged_in({})
     assert not (tmp_path / "~").exists()

@@ -108,8 +108,11 @@ def test_a_tracker_whose_variables_pods_do_not_get_is_warned_of(
     assert done.code == 0, done.err
     for name in names.split():
         assert f"command line {setting.partition('=')[0]}: as cluster.yaml has it, {name} is not set" in done.err
-    Path("cluster.yaml").write_text(Path("cluster.yaml").read_text() + "\n".join(more))
-    assert "warning" not in place(f"render run.yaml {setting}").err
+    assert "a new run may be refused" in done.err
+    text = Path("cluster.yaml").read_text()
+    for secrets in (more, [line.replace(line.partition(":")[0], line.partition(":")[0].lower(), 1) for line in more]):
+        Path("cluster.yaml").write_text(text + "\n".join(secrets))
+        assert "warning" not in place(f"render run.yaml {setting}").err
 
 
 def test_trackers_address_in_a_secret_may_hold_its_token(place: Place) -> None:
@@ -129,3 +132,12 @@ def test_slurms_jobs_get_this_shells_variables(place: Place, monkeypatch: pytest
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
     done = place(f"render run.yaml {train}")
     assert done.code == 0 and "warning" not in done.err
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    assert "WANDB_API_KEY is not set" in place(f"render run.yaml {train} tracking.wandb=true").err
+    (place.directory / "netrc").write_text("machine api.wandb.ai login user password key\n")
+    monkeypatch.setenv("NETRC", str(place.directory / "netrc"))
+    assert "warning" not in place(f"render run.yaml {train} tracking.wandb=true").err
+    with Path("cluster.yaml").open("a") as file:
+        file.write("slurm: {runtime: pyxis, image: /i.sqsh}\n")
+    assert "WANDB_API_KEY is not set" in place(f"render run.yaml {train} tracking.wandb=true").err
