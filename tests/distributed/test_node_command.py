@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rankzero.launch.node.prepared import begin, end
-from rankzero.launch.node.settings import TOKEN_VARIABLE
+from rankzero.launch.node.settings import TOKEN_VARIABLE, Mirror
 from rankzero.spec.run_spec import RunSpec
 from tests.support.nodes import Pods
 from tests.support.runs import metrics, run_here, run_root, small_spec
@@ -201,18 +201,26 @@ def test_a_node_of_another_run_is_refused(tmp_path: Path, tiny: Path, pods: Make
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "mirrors", "why"),
     [
-        ({"tracking__langfuse": True}, "LANGFUSE_HOST is not set"),
-        ({"model__attention": "flash_attention_3"}, "flash_attn_interface is not installed"),
+        ({"tracking__langfuse": True}, (), "LANGFUSE_HOST is not set"),
+        ({"model__attention": "flash_attention_3"}, (), "flash_attn_interface is not installed"),
+        ({}, (Mirror("file:///nowhere", "/elsewhere", "upload"),), "is not in /elsewhere"),
     ],
 )
 def test_all_nodes_of_a_refused_run_end_at_once(
-    tmp_path: Path, pods: MakePods, changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    pods: MakePods,
+    changes: dict[str, Any],
+    mirrors: tuple[Mirror, ...],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever comes last, and nobody waits as long as for a node that is on its way."""
     monkeypatch.delenv("LANGFUSE_HOST", raising=False)
-    run = pods(small_spec(tmp_path, tmp_path / "no-model", **changes), num_nodes=3, rendezvous_seconds=1800)
+    run = pods(
+        small_spec(tmp_path, tmp_path / "no-model", **changes), num_nodes=3, rendezvous_seconds=1800, mirrors=mirrors
+    )
     for node in (1, 0, 2):
         run.start(node)
     assert codes(run) == [78, 78, 78], "\n".join(map(run.log, range(3)))

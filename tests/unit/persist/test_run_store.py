@@ -36,10 +36,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory://bucket/prefix"
 
 
-def never() -> bool:
-    return False
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "runs" / "r")
@@ -142,13 +138,13 @@ def settings_for(run: RunDir, url: str) -> tuple[RunSpec, NodeSettings]:
 
 def test_around_a_run(run: RunDir, url: str, tmp_path: Path) -> None:
     spec, settings = settings_for(run, url)
-    with mirrored(spec, settings, 0, lambda _text: None, never):
+    with mirrored(spec, settings, 0, lambda _text: None):
         checkpoint(run, 5)
     shutil.rmtree(run.root)
-    with mirrored(spec, settings, 0, lambda _text: None, never):
+    with mirrored(spec, settings, 0, lambda _text: None):
         assert run.committed_steps() == [5]
         assert json.loads((run.checkpoint(5) / MANIFEST).read_text())["step"] == 5
-    with mirrored(spec, settings, 1, lambda _text: pytest.fail("only node 0 copies"), never):
+    with mirrored(spec, settings, 1, lambda _text: pytest.fail("only node 0 copies")):
         pass
 
 
@@ -160,7 +156,7 @@ def test_a_last_copy_that_fails_is_no_success(run: RunDir, url: str, monkeypatch
         raise StorageError("no room", where=url)
 
     monkeypatch.setattr(RunStore, "upload", fail)
-    with pytest.raises(StorageError, match="no room"), mirrored(spec, settings, 0, said.append, never):
+    with pytest.raises(StorageError, match="no room"), mirrored(spec, settings, 0, said.append):
         checkpoint(run, 5)
     assert len([line for line in said if "attempt" in line]) == 2
 
@@ -170,10 +166,10 @@ def test_the_best_checkpoint_comes_back_too_and_stays_in_the_store(run: RunDir, 
         checkpoint(run, step)
     run.set_link("best", 5)
     spec, settings = settings_for(run, url)
-    with mirrored(spec, settings, 0, lambda _text: None, never):
+    with mirrored(spec, settings, 0, lambda _text: None):
         pass
     shutil.rmtree(run.root)
-    with mirrored(spec, settings, 0, lambda _text: None, never):
+    with mirrored(spec, settings, 0, lambda _text: None):
         assert run.committed_steps() == [15, 5]
         assert (run.read_link("best"), run.read_link("last")) == (5, 15)
     store, root = fsspec.core.url_to_fs(f"{url}/r")
@@ -183,7 +179,7 @@ def test_the_best_checkpoint_comes_back_too_and_stays_in_the_store(run: RunDir, 
 def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(run, 5)
     spec, settings = settings_for(run, url)
-    with mirrored(spec, settings, 0, lambda _text: None, never):
+    with mirrored(spec, settings, 0, lambda _text: None):
         pass
     shutil.rmtree(run.root)
     whole = rankzero.persist.stored_copy.fetch
@@ -195,10 +191,10 @@ def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(rankzero.persist.stored_copy, "fetch", cut)
-        with pytest.raises(StorageError, match="cut off"), mirrored(spec, settings, 0, lambda _text: None, never):
+        with pytest.raises(StorageError, match="cut off"), mirrored(spec, settings, 0, lambda _text: None):
             pytest.fail("trained without its checkpoint")
     assert run.committed_steps() == []
-    with mirrored(spec, settings, 0, lambda _text: None, never):
+    with mirrored(spec, settings, 0, lambda _text: None):
         assert verify_directory(run.checkpoint(5))["step"] == 5
 
 
@@ -281,10 +277,10 @@ def test_a_damaged_copy_is_spoken_of_and_made_again(run: RunDir, url: str, tmp_p
 def test_pods_copy_to_the_url_of_the_run_spec_too(run: RunDir, url: str) -> None:
     spec, _ = settings_for(run, url)
     settings = NodeSettings(run="r")
-    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
+    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None):
         checkpoint(run, 5)
     shutil.rmtree(run.root)
-    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
+    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None):
         assert run.committed_steps() == [5]
 
 
@@ -393,12 +389,12 @@ def test_a_run_goes_beside_the_one_that_only_the_store_has(run: RunDir, url: str
     shutil.rmtree(run.root)
     found = settled_there(spec, settings, print)
     assert found.name == name_beside(spec) and settled_there(other, settings, print) == other
-    with mirrored(found, settings, 0, lambda _text: None, never):
+    with mirrored(found, settings, 0, lambda _text: None):
         saved_as(found, 7)
     assert not run.root.exists()
     shutil.rmtree(run.root.parent)
     assert settled_there(spec, settings, print) == found
-    with mirrored(found, settings, 0, lambda _text: None, never):
+    with mirrored(found, settings, 0, lambda _text: None):
         assert RunDir(run.root.parent / str(found.name)).committed_steps() == [7]
 
 
@@ -421,5 +417,5 @@ def test_a_store_that_does_not_answer_is_asked_only_where_nothing_is_here(
 def test_results_outside_of_what_is_copied_are_refused(run: RunDir, url: str, tmp_path: Path) -> None:
     spec, _ = settings_for(run, url)
     settings = NodeSettings(run="r", mirrors=(Mirror(url, str(tmp_path / "outputs"), "upload"),))
-    with pytest.raises(ConfigError, match="is not in"), mirrored(spec, settings, 0, print, never):
+    with pytest.raises(ConfigError, match="is not in"), mirrored(spec, settings, 0, print):
         pytest.fail("trained though nothing would be copied")

@@ -46,10 +46,6 @@ def settings_for(run: RunDir, url: str) -> tuple[RunSpec, NodeSettings]:
     return spec_of(run), NodeSettings(run="r", mirrors=(Mirror(url, str(run.root.parent), "upload"),))
 
 
-def never() -> bool:
-    return False
-
-
 SLOWER = {"train": {"learning_rate": 0.003}}
 
 
@@ -82,7 +78,7 @@ def test_a_run_of_another_setting_is_neither_brought_back_nor_written_over(
     assert url in str(refused.value) and "another name" in str(refused.value)
     assert (everything(run.root), everything(place)) == (before, there)
     spec, settings = settings_for(run, url.removesuffix("/r"))
-    with pytest.raises(ConfigError, match="learning_rate"), mirrored(spec, settings, 0, print, never):
+    with pytest.raises(ConfigError, match="learning_rate"), mirrored(spec, settings, 0, print):
         pytest.fail("trained though its results have no place")
     assert everything(place) == there
 

@@ -16,7 +16,7 @@ from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
-from rankzero.launch.node.mirror import mirrored, settled_there
+from rankzero.launch.node.mirror import downloaded, mirrored, settled_there
 from rankzero.launch.node.output import STAMPS_VARIABLE, Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
@@ -113,10 +113,11 @@ def run(
             client = Client(place, identity, submission, output.say)
             stack.callback(client.close)
         node = Node(spec, settings, place, env, output, stop, client)
-        with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
+        downloaded(settings, output.say, lambda: stop.wanted)
+        try:
+            stack.enter_context(mirrored(spec, settings, place.node, output.say))
             if place.node == 0:
-                try:
-                    require_trackers(spec, settings, output.say, knows_copies=True)
-                except ConfigError as refusal:
-                    node.refuse(refusal)
-            node.run()
+                require_trackers(spec, settings, output.say, knows_copies=True)
+        except ConfigError as refusal:  # only node 0 knows of it
+            node.refuse(refusal)
+        node.run()

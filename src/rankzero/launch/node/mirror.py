@@ -46,13 +46,12 @@ def _copy_urls(spec: RunSpec, settings: NodeSettings) -> list[str]:
 
 
 @contextmanager
-def mirrored(spec: RunSpec, settings: NodeSettings, node: int, say: Say, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Downloads first; for the duration, results go to their store. Only node 0 copies results.
+def mirrored(spec: RunSpec, settings: NodeSettings, node: int, say: Say) -> Iterator[None]:
+    """For the duration, results go to their store. Only node 0 copies them.
 
     Raises ConfigError before the run where a store has another one under its name, StorageError at the end where the
     last copy failed: results that are not where they should be are no success.
     """
-    downloaded(settings, say, stopped)
     urls = _copy_urls(spec, settings) if node == 0 else []
     if not urls:
         yield
