@@ -19,7 +19,7 @@ from rankzero.report.series import Series, read_series
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.goodput import Goodput, Start, read_starts
 from rankzero.run_dir.paths import LINKS, RunDir
-from rankzero.run_dir.view import RunView, up_to_now, view_run
+from rankzero.run_dir.view import RunView, view_run
 from rankzero.spec.tasks import MEASURES
 from rankzero.wording import counted, duration
 
@@ -97,6 +97,8 @@ class RunPage:
     """report.json; empty while there is none."""
     goodput: Goodput | None
     starts: Sequence[Start]
+    under_way: Start | None
+    """The last of `starts`, where it goes on."""
     spec: Mapping[str, Any]
     spec_text: str
     environment: Mapping[str, Any]
@@ -173,7 +175,8 @@ def read_run(root: Path, now: float) -> RunPage:
         metrics=metrics,
         report=report,
         goodput=view.goodput,
-        starts=up_to_now(starts, view.phase),
+        starts=view.starts,
+        under_way=view.under_way,
         spec=spec,
         spec_text=spec_text[:_LONGEST_TEXT],
         environment=environment,

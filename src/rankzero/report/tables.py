@@ -126,7 +126,7 @@ def started(run: RunPage) -> list[Row]:
             f"{start.from_step:,}",
             f"{start.step:,}",
             duration(sum(start.seconds.values())),
-            start.ended or ("running" if start is run.starts[-1] and run.state.word == "running" else "killed"),
+            start.ended or ("running" if start is run.under_way else "killed"),
         )
         for count, start in enumerate(run.starts, 1)
     ]

@@ -1,6 +1,7 @@
 """The lease: one run directory belongs to one run at a time. Knows nothing of what the run does.
 
-`lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
+`lease.json` holds a fencing token that grows with every owner, who the owner is, since when (`taken`, Unix seconds by
+its own clock), and a heartbeat counter. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
 but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, by whether its
 counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a
@@ -200,7 +201,7 @@ class Lease:
     def __init__(self, root: Path) -> None:
         self.path = root / "lease.json"
         self._guard = root / ".lease.lock"
-        self._token = 0
+        self._token, self._taken = 0, 0.0
         self.alive_before: float | None = None
         """When the owner before, who did not give the directory back, last showed that it lived: Unix seconds."""
         self._stop = threading.Event()
@@ -239,7 +240,7 @@ class Lease:
                 write_text(self.path, json.dumps({"token": self._token}))
 
     def _take(self, current: dict[str, Any]) -> None:
-        self._token = int(current.get("token", 0)) + 1
+        self._token, self._taken = int(current.get("token", 0)) + 1, time.time()
         if "pid" in current:
             with suppress(OSError):
                 self.alive_before = self.path.stat().st_mtime
@@ -262,6 +263,7 @@ class Lease:
 
     def _write(self, beat: int) -> None:
         holder = {
+            "taken": self._taken,
             "directory": os.path.realpath(self.path.parent),
             "identity": _identity(self.path.parent),
             "host": socket.gethostname(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +44,10 @@ class RunView:
     """The newest step with a checkpoint."""
     error: str
     """Why the last start failed."""
+    starts: Sequence[Start]
+    """All of them; the one under way up to now."""
+    under_way: Start | None
+    """The last of `starts`, where it goes on. None as well where one has the directory, and not yet a line."""
     goodput: Goodput | None
 
     @property
@@ -58,7 +62,7 @@ class RunView:
     @property
     def eta_seconds(self) -> float | None:
         """At the pace of this start. None where it does not run or has made no step yet."""
-        if self.phase != "Running" or not self.total_steps or self.goodput is None or not self.step:
+        if self.under_way is None or not self.total_steps or self.goodput is None or not self.step:
             return None
         spent = sum(self.goodput.seconds.get(kind, 0.0) for kind in ("step", "input_wait", "evaluation", "save_wait"))
         return spent / self.step * (self.total_steps - self.step)
@@ -85,13 +89,16 @@ class RunView:
 def view_run(root: Path) -> RunView:
     """Look at a run directory. What cannot be read is left out: it may be written at this moment."""
     run_dir = RunDir(root)
-    starts = _read_starts(run_dir)
+    lease, starts = Lease(root).read(), _read_starts(run_dir)
     report = _read_json(run_dir.report)
     rows = list(rows_from_end(run_dir.metrics))
     losses = [row for row in rows if isinstance(row.get("loss"), float | int) and isinstance(row.get("step"), int)]
     newest = losses[0] if losses else {}
     steps = run_dir.committed_steps()
-    phase = _phase(root, starts, report)
+    phase = _phase(root, lease, starts, report)
+    goes_on = phase == "Running" and _has_a_line(lease, starts) and starts[-1].ended is None
+    under_way = _up_to_now(starts[-1]) if goes_on else None
+    starts = starts if under_way is None else [*starts[:-1], under_way]
     done = report is not None and phase == "Succeeded"
     return RunView(
         root=root,
@@ -105,7 +112,9 @@ def view_run(root: Path) -> RunView:
         updated=starts[-1].updated if starts else newest.get("time"),
         resumable=steps[0] if steps else None,
         error=_error(run_dir) if phase == "Failed" else "",
-        goodput=summed_up(up_to_now(starts, phase)) if starts else None,
+        starts=starts,
+        under_way=under_way,
+        goodput=summed_up(starts) if starts else None,
     )
 
 
@@ -144,9 +153,8 @@ def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
     return sorted(points.items())
 
 
-def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Phase:
-    lease = Lease(root).read()
-    said = bool(starts and starts[-1].ended)  # this process itself writes its page when its start has ended
+def _phase(root: Path, lease: dict[str, Any], starts: Sequence[Start], report: Mapping[str, Any] | None) -> Phase:
+    said = _has_a_line(lease, starts) and starts[-1].ended  # this process writes its page when its start has ended
     if holder(root, perhaps=True) is not None and not (said and lease.get("pid") == os.getpid()):
         return "Running"
     if not starts:
@@ -163,15 +171,19 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
     return phases.get(ended, "Unknown")
 
 
-def up_to_now(starts: Sequence[Start], phase: Phase) -> list[Start]:
-    """The starts of a run with, where it is under way, the kind that it is in at this moment: its line has not."""
-    if phase != "Running" or not starts:
-        return list(starts)
-    last, now = starts[-1], time.time()
-    spent = dict(last.seconds)
+def _has_a_line(lease: Mapping[str, Any], starts: Sequence[Start]) -> bool:
+    """Whether the last line is of the start that took the lease: it takes that first, and reads its data, before it has
+    a line. Of a lease of before, which does not say since when, nobody knows."""
+    taken = lease.get("taken")
+    return bool(starts) and isinstance(taken, float | int) and starts[-1].updated >= taken
+
+
+def _up_to_now(start: Start) -> Start:
+    """The start under way with, so far, the kind that it is in at this moment: its line has not."""
+    spent, now = dict(start.seconds), time.time()
     kind = next(reversed(spent), "step")
-    spent[kind] = spent.get(kind, 0.0) + max(0.0, now - last.updated)
-    return [*starts[:-1], replace(last, updated=now, seconds=spent)]
+    spent[kind] = spent.get(kind, 0.0) + max(0.0, now - start.updated)
+    return replace(start, updated=now, seconds=spent)
 
 
 def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankzero.errors import NonFiniteError, RankzeroError, StoppedError
-from rankzero.run_dir.goodput import Start, StartLine
+from rankzero.report import tables
+from rankzero.report.run import read_run
+from rankzero.run_dir.goodput import Ending, Start, StartLine
 from rankzero.run_dir.handover import write_error
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.view import curve, rows_from_end, view_run
@@ -34,6 +39,17 @@ def start(root: Path, **changes: Any) -> None:
     line = StartLine(root / "starts.jsonl", Start(begun=100.0, updated=100.0, **changes))
     line.write({"startup": 2.0, "step": 8.0})
     line.close()
+
+
+@contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Within, this process has the directory."""
+    lease = Lease(root)
+    lease.acquire()
+    try:
+        yield
+    finally:
+        lease.release()
 
 
 def test_a_finished_run(tmp_path: Path, tiny: Path) -> None:
@@ -67,17 +83,43 @@ def test_a_run_that_was_stopped(tmp_path: Path, tiny: Path) -> None:
 
 def test_a_process_that_has_the_directory_runs(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    lease = Lease(root)
-    lease.acquire()
-    try:
+    with held(root):
         start(root, step=4, total_steps=8)
         rows(root, {"step": 4, "loss": 2.0, "tokens_per_second": 10.0})
         seen = view_run(root)
         assert (seen.phase, seen.step, seen.total_steps) == ("Running", 4, 8)
         assert seen.eta_seconds is not None and seen.eta_seconds >= 8.0, "four steps took eight seconds, and until now"
         assert not seen.is_over
-    finally:
-        lease.release()
+
+
+@pytest.mark.parametrize("ended", ["stopped", None])
+def test_until_a_start_has_a_line_nothing_is_booked_to_the_one_before(ended: Ending | None, tmp_path: Path) -> None:
+    """It holds the directory, and reads its data: the time since the last one is no step of that."""
+    root = tmp_path / "run"
+    start(root, step=4, total_steps=8, ended=ended)
+    line = json.loads((root / "starts.jsonl").read_text())
+    (root / "starts.jsonl").write_text(json.dumps(line | {"updated": line["updated"] - 3600}))
+    leave_lease(root)
+    with held(root):
+        seen, page = view_run(root), read_run(root, time.time())
+    assert seen.phase == "Running", "also where the process that looks is the one that holds it, and had a start before"
+    assert seen.goodput is not None and seen.goodput.wall_seconds == 10.0 and seen.eta_seconds is None
+    assert dict(tables.cost(page))["Held for"].startswith("0:10")
+    assert tables.started(page)[0][-1] == (ended or "killed")
+
+
+def test_of_a_holder_that_does_not_say_since_when_nothing_is_booked_up_to_now(tmp_path: Path) -> None:
+    """An older version's."""
+    root = tmp_path / "run"
+    with held(root):
+        lease = json.loads((root / "lease.json").read_text())
+        del lease["taken"]
+        (root / "lease.json").write_text(json.dumps(lease))
+        start(root, step=4, total_steps=8)
+        line = json.loads((root / "starts.jsonl").read_text())
+        (root / "starts.jsonl").write_text(json.dumps(line | {"updated": line["updated"] - 3600}))
+        seen = view_run(root)
+    assert seen.phase == "Running" and seen.goodput is not None and seen.goodput.wall_seconds == 10.0
 
 
 def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
