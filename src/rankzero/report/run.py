@@ -131,9 +131,13 @@ class RunPage:
 
     @property
     def step(self) -> int:
-        """Steps that are done, as far as the directory says."""
+        """Steps that the run has, as far as the directory says: what an earlier start had done beyond the last one's
+        beginning is gone."""
+        told = number(self.report, "steps")
+        if told is not None:
+            return int(told)
         logged = max((series.steps[-1] for series in self.metrics.values()), default=0)
-        return max(logged, *(start.step for start in self.starts), 0)
+        return max(logged, self.starts[-1].step if self.starts else 0)
 
 
 def _compared_from(report: Mapping[str, Any], starts: Sequence[Start]) -> int:

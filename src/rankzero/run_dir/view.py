@@ -19,6 +19,8 @@ Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Kil
 """Interrupted: by a second Ctrl-C, without saving. Killed: its process is gone and has said nothing. Unknown: a process
 of another host, or of a container, has the directory, or it is a copy of one that a process has or had."""
 
+_OF_STEPS = ("step", "input_wait", "evaluation", "save_wait", "logging", "repeated")
+"""Kinds of time that come with steps."""
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
 
@@ -61,11 +63,12 @@ class RunView:
 
     @property
     def eta_seconds(self) -> float | None:
-        """At the pace of this start. None where it does not run or has made no step yet."""
-        if self.under_way is None or not self.total_steps or self.goodput is None or not self.step:
+        """At the pace of the present start, made again or not. None where none runs, or it has made no step yet."""
+        start = self.under_way
+        if start is None or not self.total_steps or start.step <= start.from_step:
             return None
-        spent = sum(self.goodput.seconds.get(kind, 0.0) for kind in ("step", "input_wait", "evaluation", "save_wait"))
-        return spent / self.step * (self.total_steps - self.step)
+        spent = sum(start.seconds.get(kind, 0.0) for kind in _OF_STEPS)
+        return spent / (start.step - start.from_step) * max(0, self.total_steps - start.step)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""

@@ -95,6 +95,17 @@ def test_each_starts_devices_are_counted(tmp_path: Path) -> None:
     assert of_one["Device-hours"] == f"{8 * 100 / 3600:.4g}", "environment.json is of the only start"
 
 
+def test_steps_are_those_that_the_result_has(tmp_path: Path) -> None:
+    """A start that got further, and was killed, is gone beyond where the next one went on."""
+    root = run_directory(tmp_path / "run", steps=30)
+    line = StartLine(root / "starts.jsonl", Start(begun=BEGUN, updated=BEGUN, from_step=30, step=90))
+    line.write({})
+    line.close()
+    assert read_run(root, BEGUN).step == 30, "as report.json has it"
+    (root / "report.json").unlink()
+    assert read_run(root, BEGUN).step == 90, "steps that were made, and not logged"
+
+
 def test_devices_of_a_run_under_way_are_held_up_to_now(tmp_path: Path) -> None:
     """In the middle of an evaluation, say, of which its line knows nothing yet."""
     before = run_directory(tmp_path / "run", processes=(2, 8))

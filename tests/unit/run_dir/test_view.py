@@ -122,6 +122,24 @@ def test_of_a_holder_that_does_not_say_since_when_nothing_is_booked_up_to_now(tm
     assert seen.phase == "Running" and seen.goodput is not None and seen.goodput.wall_seconds == 10.0
 
 
+def test_what_is_left_is_by_the_steps_of_the_present_start(tmp_path: Path) -> None:
+    """The one before did 100 in 1,000 s, half of which are lost, and this one does them again."""
+    root = tmp_path / "run"
+    lines = [Start(begun=100.0, updated=100.0, step=100, total_steps=1000), Start(begun=1200.0, updated=1200.0)]
+    spent = [{"startup": 10.0, "step": 1000.0}, {"startup": 10.0}]
+    with held(root):
+        for now, seconds in zip(lines, spent, strict=True):
+            line = StartLine(root / "starts.jsonl", now)
+            line.write(seconds)
+        assert view_run(root).eta_seconds is None, "it has made no step"
+        lines[1].from_step, lines[1].step, lines[1].total_steps = 50, 60, 1000
+        line.write({"startup": 10.0, "repeated": 100.0})
+        rows(root, *({"step": step, "loss": 2.0} for step in range(1, 61)))
+        seen, page = view_run(root), read_run(root, time.time())
+    assert seen.eta_seconds == pytest.approx(940 * 10, rel=0.05)
+    assert dict(tables.facts(page))["Steps"] == "60" and tables.summary(page).startswith("60 steps"), "100 are no more"
+
+
 def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
     start(tmp_path / "run", step=4)
     leave_lease(tmp_path / "run")
