@@ -50,3 +50,21 @@ def close(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     guard(io, "open", itself=False)
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not is_closed(path, itself=True) and may(path, mode))
+
+
+def shut(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """From here on a file cannot be read, nor a folder listed; what lies beside it can."""
+    shut_off = os.fspath(place.absolute())
+
+    def guard(module: Any, name: str) -> None:
+        call = getattr(module, name)
+
+        def guarded(path: Any, *arguments: Any, **named: Any) -> Any:
+            if not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) == shut_off:
+                raise PermissionError(13, "Permission denied", shut_off)
+            return call(path, *arguments, **named)
+
+        monkeypatch.setattr(module, name, guarded)
+
+    for module, name in ((io, "open"), (os, "listdir"), (os, "scandir")):
+        guard(module, name)

@@ -93,6 +93,8 @@ def verdict(run: RunView) -> str:
             return f"{run.error or 'failed'}; {again} {saved}"
         case "Killed":
             return f"its process is gone and said nothing; {again} {saved}"
+        case "Unknown" if run.unread:
+            return run.unread[0]
         case "Unknown":
             return (
                 "a process of another host or container has this directory, or it is a copy of one that had not ended"

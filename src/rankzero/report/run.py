@@ -17,7 +17,7 @@ from rankzero.redaction import Redactor
 from rankzero.report.reading import Reader, as_number, inner, number
 from rankzero.report.series import Series, read_series
 from rankzero.run_dir.atomic import read_manifest
-from rankzero.run_dir.goodput import Goodput, Start, read_starts
+from rankzero.run_dir.goodput import Goodput, Start
 from rankzero.run_dir.paths import LINKS, RunDir
 from rankzero.run_dir.view import RunView, view_run
 from rankzero.spec.tasks import MEASURES
@@ -153,11 +153,10 @@ def read_run(root: Path, now: float) -> RunPage:
     report = reader.object(run_dir.report)
     spec_text = reader.text(run_dir.spec)
     spec = reader.yaml(run_dir.spec)
-    starts = _starts(run_dir, reader)
     metrics = read_series(reader.lines(run_dir.metrics))
     for name in metrics.keys() & set(MEASURES):
-        metrics[name].apart = _compared_from(report, starts)
-    checkpoints = _checkpoints(run_dir)
+        metrics[name].apart = _compared_from(report, view.starts)
+    checkpoints = [] if any(text.startswith("checkpoints:") for text in view.unread) else _checkpoints(run_dir)
     evaluation = reader.object(run_dir.evaluation)
     samples = _samples(reader, run_dir)
     environment, data = reader.object(run_dir.environment), reader.object(run_dir.data)
@@ -166,7 +165,7 @@ def read_run(root: Path, now: float) -> RunPage:
         *_of_report(report),
         *(Notice(one.name, one.fault) for one in checkpoints if one.fault),
         *_of_logs(run_dir, reader),
-        *(Notice("run directory", text) for text in reader.unread),
+        *(Notice("run directory", text) for text in dict.fromkeys((*view.unread, *reader.unread))),
     ]
     if len(notices) > _MOST_WARNINGS:
         rest = len(notices) - _MOST_WARNINGS
@@ -175,7 +174,7 @@ def read_run(root: Path, now: float) -> RunPage:
         root=root,
         name=str(spec.get("name") or report.get("name") or root.name),
         read_at=now,
-        state=_state(view, report, began=bool(starts), logged=bool(metrics)),
+        state=_state(view, report, began=bool(view.starts), logged=bool(metrics)),
         metrics=metrics,
         report=report,
         goodput=view.goodput,
@@ -193,17 +192,11 @@ def read_run(root: Path, now: float) -> RunPage:
     )
 
 
-def _starts(run_dir: RunDir, reader: Reader) -> list[Start]:
-    try:
-        return read_starts(run_dir.starts)
-    except OSError as error:
-        reader.unread.append(f"starts.jsonl: {error.strerror or error}")
-        return []
-
-
 def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: bool) -> State:
     """In words; `began`: a start has noted how it does, `logged`: there are metrics."""
     again = "give its command again to continue"
+    if view.unread:
+        return State("unknown", view.unread[0])
     if view.phase == "Running":
         total = f"step {view.step:,} of {view.total_steps:,}" if view.total_steps else ""
         left = "" if view.eta_seconds is None else f", {duration(view.eta_seconds)} left at this pace"

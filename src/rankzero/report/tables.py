@@ -296,4 +296,5 @@ def summary(run: RunPage) -> str:
     for name, words, since in (("loss", "loss", 0), ("eval_loss", "eval loss", run.compared_from)):
         span = _from_to(*_ends(run.metrics.get(name), since))
         parts.append(f"{words} {span}" if span else "")
+    parts.append(run.state.text if run.state.word == "unknown" else "")
     return ", ".join(part for part in parts if part)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from rankzero.errors import StorageError
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
 from rankzero.run_dir.lease import Lease, holder
@@ -17,7 +18,9 @@ from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
 """Interrupted: by a second Ctrl-C, without saving. Killed: its process is gone and has said nothing. Unknown: a process
-of another host, or of a container, has the directory, or it is a copy of one that a process has or had."""
+of another host, or of a container, has the directory, or it is a copy of one that a process has or had, or it cannot
+be read."""
+_T = TypeVar("_T")
 
 _OF_STEPS = ("step", "input_wait", "evaluation", "save_wait", "logging", "repeated")
 """Kinds of time that come with steps."""
@@ -51,6 +54,8 @@ class RunView:
     under_way: Start | None
     """The last of `starts`, where it goes on. None as well where one has the directory, and not yet a line."""
     goodput: Goodput | None
+    unread: Sequence[str] = ()
+    """What of the directory could not be read, and why: `report.json: Permission denied`. The phase is Unknown then."""
 
     @property
     def name(self) -> str:
@@ -86,19 +91,21 @@ class RunView:
             "newest_checkpoint": self.resumable,
             "error": self.error,
             "goodput": None if self.goodput is None else self.goodput.to_json(),
+            "unread": list(self.unread),
         }
 
 
 def view_run(root: Path) -> RunView:
-    """Look at a run directory. What cannot be read is left out: it may be written at this moment."""
-    run_dir = RunDir(root)
-    lease, starts = Lease(root).read(), _read_starts(run_dir)
-    report = _read_json(run_dir.report)
+    """Look at a run directory. What is cut off is left out: it may be written at this moment."""
+    run_dir, unread = RunDir(root), list[str]()
+    lease = _read(Lease(root).read, "lease.json", unread) or {}
+    starts = _read(lambda: read_starts(run_dir.starts), "starts.jsonl", unread) or []
+    report = _read(lambda: _read_json(run_dir.report), "report.json", unread)
+    steps = _read(run_dir.committed_steps, "checkpoints", unread) or []
     rows = list(rows_from_end(run_dir.metrics))
     losses = [row for row in rows if isinstance(row.get("loss"), float | int) and isinstance(row.get("step"), int)]
     newest = losses[0] if losses else {}
-    steps = run_dir.committed_steps()
-    phase = _phase(root, lease, starts, report)
+    phase = "Unknown" if unread else _phase(root, lease, starts, report)
     goes_on = phase == "Running" and _has_a_line(lease, starts) and starts[-1].ended is None
     under_way = _up_to_now(starts[-1]) if goes_on else None
     starts = starts if under_way is None else [*starts[:-1], under_way]
@@ -118,6 +125,7 @@ def view_run(root: Path) -> RunView:
         starts=starts,
         under_way=under_way,
         goodput=summed_up(starts) if starts else None,
+        unread=unread,
     )
 
 
@@ -206,18 +214,25 @@ def _error(run_dir: RunDir) -> str:
     return f"{problem.what} ({first}{' and more' if others else ''})" if first else problem.what
 
 
-def _read_starts(run_dir: RunDir) -> list[Start]:
+def _read(look: Callable[[], _T], name: str, unread: list[str]) -> _T | None:
+    """What a look finds; where it may not look, that is noted. What has gone meanwhile is nothing."""
     try:
-        return read_starts(run_dir.starts)
-    except OSError:
-        return []
+        return look()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        unread.append(f"{name}: {error.strerror or error}")
+    except StorageError as error:
+        unread.append(f"{name}: {error.problems[0].what}")
+    return None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
+    """Raises OSError."""
     if not path.is_file():
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -21,7 +21,8 @@ from rankzero.cli.logs import log_lines
 from rankzero.run_dir.goodput import Start, StartLine
 from tests.support.cli import Cli
 from tests.support.evidence import named
-from tests.support.unreadable import close
+from tests.support.run_directory import run_directory
+from tests.support.unreadable import close, shut
 from tests.unit.run_dir.test_setting import save
 
 
@@ -152,6 +153,22 @@ def test_a_place_that_may_not_be_looked_at_is_said_with_the_way_out(
     done = cli(command)
     assert done.code == 74, done.err
     assert "theirs" in done.err and "Permission denied\n  hint: name another place" in done.err
+
+
+@pytest.mark.parametrize("name", ["lease.json", "starts.jsonl", "report.json", "checkpoints"])
+def test_a_run_that_cannot_be_read_takes_no_other_along(
+    name: str, cli: Cli, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is made up of it: it is not "stopped" for what cannot be seen."""
+    run_directory(two / "theirs")
+    (two / "theirs/lease.json").write_text('{"token": 2}')
+    shut(monkeypatch, two / "theirs" / name)
+    done = cli("list --sort name")
+    assert done.code == 0, done.err
+    assert [line.split()[0] for line in done.out.splitlines()][1:] == ["bad", "good", "theirs", "unknown"]
+    assert f"Unknown   {name}: Permission denied" in cli("status theirs").out
+    (theirs,) = (row for row in json.loads(cli("list --json").out) if row["run"].endswith("theirs"))
+    assert (theirs["phase"], theirs["unread"]) == ("Unknown", [f"{name}: Permission denied"])
 
 
 def test_logs(cli: Cli, two: Path) -> None:

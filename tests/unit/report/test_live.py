@@ -13,6 +13,7 @@ import pytest
 from rankzero.report import live
 from rankzero.report.live import Site, served
 from tests.support.run_directory import run_directory
+from tests.support.unreadable import shut
 
 TOKEN = "a-token"
 
@@ -81,6 +82,19 @@ def test_a_page_is_made_again_when_its_run_has_changed(tmp_path: Path, monkeypat
     assert "123" in ours.get(f"/{TOKEN}/run/first/").body
     run_directory(tmp_path / "runs/third")
     assert "run/third/" in ours.get(f"/{TOKEN}/").body
+
+
+@pytest.mark.parametrize("name", ["lease.json", "starts.jsonl", "report.json", "checkpoints"])
+def test_a_run_that_cannot_be_read_takes_no_other_along(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = site(tmp_path)
+    (tmp_path / "runs/first/lease.json").write_text('{"token": 2}')
+    shut(monkeypatch, tmp_path / "runs/first" / name)
+    assert f"{name}: Permission denied" in ours.get(f"/{TOKEN}/").body
+    page = ours.get(f"/{TOKEN}/run/first/").body
+    assert f"Unknown: {name}: Permission denied" in page
+    assert page.count(f"{name}: Permission denied") == 2, "once among the warnings"
 
 
 def test_it_is_refreshed_while_it_goes_on(tmp_path: Path) -> None:
