@@ -123,9 +123,9 @@ def number(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars of eight heights, each the mean of its part of them."""
+    """Values as bars of eight heights, each the mean of its part of them. "" where there is no room for one."""
     finite = [value for value in values if abs(value) < float("inf")]
-    if not finite:
+    if not finite or width < 1:
         return ""
     columns = min(width, len(finite))
     parts = [finite[at * len(finite) // columns : (at + 1) * len(finite) // columns] for at in range(columns)]

@@ -234,6 +234,14 @@ def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 60 for line in lines if "\x1b" not in line and str(two) not in line)
 
 
+@pytest.mark.parametrize("width", [1, 10, 20, 33, 34, 35])
+def test_a_page_fits_into_a_narrow_terminal(width: int, two: Path) -> None:
+    """A pane beside others: there is no room for curves, and for what they say last there is."""
+    text, _ = watch.page_of_here(two / "good", width)
+    assert "1.0000" in text and ("▁" in text) == (width > 34)
+    watch.page_of_cluster(named("healthy_running").evidence, width)
+
+
 def test_the_page_of_a_run_elsewhere_ends_with_what_its_nodes_said_last() -> None:
     """However many there are, each line with its node instead of the time that it was fetched with."""
     evidence = named("healthy_running").evidence
@@ -293,4 +301,5 @@ def test_nothing_is_drawn_where_there_is_no_terminal(cli: Cli, two: Path) -> Non
 )
 def test_sparklines(values: list[float], bars: str) -> None:
     assert sparkline(values, 8) == bars
+    assert sparkline(values, 0) == sparkline(values, -3) == ""
     assert len(sparkline([float(n) for n in range(1000)], 40)) == 40
