@@ -1,7 +1,7 @@
 """What the wall time of this start goes to, as it goes: each moment to exactly one kind of run_dir/goodput.KINDS.
 
-The main rank's is kept in the run directory from the moment that the directory is this run's. A step costs one call of
-the system for it.
+The main rank's is kept in the run directory from the moment that the directory is this run's. A step costs two calls
+of the system for it: as it begins and as it ends.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Ledger:
         """What happens inside is of this kind; of the outer one again afterwards."""
         outer = self._kind
         self._turn_to(kind)
+        if self._kind != outer:
+            self._write()
         try:
             yield
         finally:
@@ -89,6 +91,7 @@ class Ledger:
     def _write(self) -> None:
         if self._line is None:
             return
+        self._line.start.kind = self._kind
         try:
             self._line.write(self.seconds)
         except OSError as error:  # a note: the run goes on without it

@@ -71,6 +71,8 @@ class Start:
     """How many processes it had; 0 where that was not noted."""
     compared_from: int = 0
     """Evaluations of earlier steps are compared with none: they were of other data, tokens or weights."""
+    kind: str = ""
+    """What it does since `updated`; "" in lines of before, which do not say."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -160,6 +162,7 @@ def _start(line: str) -> Start | None:
             alive_before=None if alive is None else float(alive),
             world_size=int(value.get("world_size", 0)),
             compared_from=int(value.get("compared_from", 0)),
+            kind=str(value.get("kind", "")),
             seconds=seconds,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -190,7 +193,7 @@ class StartLine:
             f'{{"begun": {start.begun:.3f}, "updated": {start.updated:.3f}, "from_step": {start.from_step}, '
             f'"step": {start.step}, "total_steps": {start.total_steps}, "ended": {ended}, '
             f'"alive_before": {alive}, "world_size": {start.world_size}, '
-            f'"compared_from": {start.compared_from}, "seconds": {{{spent}}}}}'
+            f'"compared_from": {start.compared_from}, "kind": "{start.kind}", "seconds": {{{spent}}}}}'
         )
         os.pwrite(self._file, text.ljust(LINE_BYTES - 1).encode() + b"\n", self._at)
 

@@ -190,11 +190,13 @@ def _has_a_line(lease: Mapping[str, Any], starts: Sequence[Start]) -> bool:
 
 
 def _up_to_now(start: Start) -> Start:
-    """The start under way with, so far, the kind that it is in at this moment: its line has not."""
-    spent, now = dict(start.seconds), time.time()
-    kind = next(reversed(spent), "step")
-    spent[kind] = spent.get(kind, 0.0) + max(0.0, now - start.updated)
-    return replace(start, updated=now, seconds=spent)
+    """The start under way with the time since its line was written, which is of one kind; of a line of before, which
+    does not say of which, as it is."""
+    if not start.kind:
+        return start
+    now = time.time()
+    more = start.seconds.get(start.kind, 0.0) + max(0.0, now - start.updated)
+    return replace(start, updated=now, seconds=start.seconds | {start.kind: more})
 
 
 def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | None:

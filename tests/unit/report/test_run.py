@@ -110,7 +110,7 @@ def test_devices_of_a_run_under_way_are_held_up_to_now(tmp_path: Path) -> None:
     """In the middle of an evaluation, say, of which its line knows nothing yet."""
     before = run_directory(tmp_path / "run", processes=(2, 8))
     lines = [json.loads(line) for line in (before / "starts.jsonl").read_text().splitlines()]
-    lines[1] |= {"ended": None, "updated": time.time() - 3600}
+    lines[1] |= {"ended": None, "updated": time.time() - 3600, "kind": "evaluation"}
     (before / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     stopped = dict(tables.cost(read_run(before, BEGUN)))
     lease = Lease(before)

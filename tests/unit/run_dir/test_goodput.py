@@ -48,7 +48,8 @@ def test_a_start_holds_its_devices_until_it_is_seen_to_be_gone() -> None:
 def test_a_start_rewrites_its_own_line_only(tmp_path: Path) -> None:
     path = tmp_path / "starts.jsonl"
     for number in range(3):
-        line = StartLine(path, Start(begun=100.0 * number, updated=0, alive_before=50.0 if number else None))
+        start = Start(begun=100.0 * number, updated=0, alive_before=50.0 if number else None, kind=max(KINDS, key=len))
+        line = StartLine(path, start)
         for step in range(20):
             line.start.step = step
             line.write({kind: step * 1234567.8901 for kind in KINDS})  # as long as a line gets
