@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def local_runs(directory: Path, sort: SortKey) -> list[RunView]:
 
     def value(run: RunView) -> float:
         found = run.eval_loss if sort == "eval_loss" else run.loss
-        return float("inf") if found is None else found
+        return math.inf if found is None or math.isnan(found) else found
 
     return sorted(runs, key=value)
 
@@ -124,7 +125,7 @@ def number(value: float | None) -> str:
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """Values as bars of eight heights, each the mean of its part of them. "" where there is no room for one."""
-    finite = [value for value in values if abs(value) < float("inf")]
+    finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
     columns = min(width, len(finite))

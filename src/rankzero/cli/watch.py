@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -70,12 +71,12 @@ def page_of_here(root: Path, width: int) -> tuple[str, bool]:
     """A run of this machine."""
     from rankzero.cli.local_runs import as_text, number, sparkline
     from rankzero.run_dir.paths import RunDir
-    from rankzero.run_dir.view import curve, view_run
+    from rankzero.run_dir.view import measured, view_run
     from rankzero.wording import printable
 
     run, parts = view_run(root), []
     for name in CURVES:
-        values = [value for _, value in curve(RunDir(root).metrics, name)]
+        values = [math.nan if value is None else value for _, value in measured(RunDir(root).metrics, name)]
         if len(values) > 1:
             newest = f"{values[-1]:.3g}" if name == "learning_rate" else number(values[-1])
             parts.append(f"{name.replace('_', ' '):{_MARGIN - 2}s}{sparkline(values, width - _MARGIN - 14)}  {newest}")

@@ -167,7 +167,7 @@ def _chart(title: str, key: str, drawn: Sequence[_Drawn], starts: Sequence[int])
         y_marks=_marks(up, upright=True),
         starts=tuple(Mark(round(100 * across.share(step), 2), f"continued after step {step:,}") for step in going_on),
         averaged=_averaged(one.series for one, average in zip(drawn, averages, strict=True) if average),
-        spans=tuple(_span(one.label, points, write) for one, points in zip(drawn, finite, strict=True)),
+        spans=tuple(_span(one, write) for one in drawn),
         rows=_rows(drawn, write),
     )
 
@@ -207,11 +207,11 @@ def _place(step: float, value: float, across: Axis, up: Axis) -> str:
     return f"{WIDTH * across.share(step):.1f} {HEIGHT * (1 - up.share(value)):.1f}"
 
 
-def _span(
-    label: str, points: Sequence[tuple[int, float]], write: Callable[[float], str]
-) -> tuple[str, str, str, str, str]:
-    values = [value for _, value in points]
-    return (label, *(write(value) for value in (values[0], values[-1], min(values), max(values))))  # type: ignore[return-value]
+def _span(one: _Drawn, write: Callable[[float], str]) -> tuple[str, str, str, str, str]:
+    """The last value as it is, which may be nan; else of the finite ones."""
+    values, last = [value for _, value in one.series.finite()], one.series.values[-1]
+    first, lowest, highest = write(values[0]), write(min(values)), write(max(values))
+    return one.label, first, write(last) if math.isfinite(last) else "nan", lowest, highest
 
 
 def _rows(drawn: Sequence[_Drawn], write: Callable[[float], str]) -> tuple[tuple[str, ...], ...]:

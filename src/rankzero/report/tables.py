@@ -262,8 +262,11 @@ def _evaluated(run: RunPage) -> list[tuple[str, str]]:
 
 
 def _ends(series: Series | None, since: int = 0) -> tuple[float | None, float | None]:
-    values = [value for step, value in series.finite() if step >= since] if series is not None else []
-    return (values[0], values[-1]) if values else (None, None)
+    """The first finite value, and the last one as it is."""
+    points = zip(series.steps, series.values, strict=True) if series is not None else ()
+    values = [value for step, value in points if step >= since]
+    finite = (value for value in values if math.isfinite(value))
+    return next(finite, None), values[-1] if values else None
 
 
 def _from_to(first: float | None, last: float | None) -> str:

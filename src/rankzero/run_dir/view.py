@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +39,9 @@ class RunView:
     total_steps: int | None
     """None: it has not begun to train, or is of a version that did not say."""
     loss: float | None
+    """Of the newest step; nan where it was not finite."""
     eval_loss: float | None
-    """Of the result where there is one, else of the newest evaluation."""
+    """Of the result where there is one, else of the newest evaluation; nan where it was not finite."""
     tokens_per_second: float | None
     begun: float | None
     """Of the first start: Unix seconds."""
@@ -82,8 +84,8 @@ class RunView:
             "phase": self.phase,
             "step": self.step,
             "total_steps": self.total_steps,
-            "loss": self.loss,
-            "eval_loss": self.eval_loss,
+            "loss": _finite(self.loss),
+            "eval_loss": _finite(self.eval_loss),
             "tokens_per_second": self.tokens_per_second,
             "eta_seconds": self.eta_seconds,
             "begun": self.begun,
@@ -103,8 +105,7 @@ def view_run(root: Path) -> RunView:
     report = _read(lambda: _read_json(run_dir.report), "report.json", unread)
     steps = _read(run_dir.committed_steps, "checkpoints", unread) or []
     rows = list(rows_from_end(run_dir.metrics))
-    losses = [row for row in rows if isinstance(row.get("loss"), float | int) and isinstance(row.get("step"), int)]
-    newest = losses[0] if losses else {}
+    newest = next((row for row in rows if _has(row, "loss") and isinstance(row.get("step"), int)), {})
     phase = "Unknown" if unread else _phase(root, lease, starts, report)
     goes_on = phase == "Running" and _has_a_line(lease, starts) and starts[-1].ended is None
     under_way = _up_to_now(starts[-1]) if goes_on else None
@@ -115,7 +116,7 @@ def view_run(root: Path) -> RunView:
         phase=phase,
         step=int(newest.get("step", steps[0] if steps else 0)),
         total_steps=(starts[-1].total_steps or None) if starts else None,
-        loss=newest.get("loss"),
+        loss=_value(newest, "loss"),
         eval_loss=report.get("eval_loss") if done and report else _newest_evaluation(run_dir.metrics, rows),
         tokens_per_second=newest.get("tokens_per_second"),
         begun=starts[0].begun if starts else None,
@@ -158,9 +159,8 @@ def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
     """A metric by step; None where it was not finite. A step that was made again counts as it was made last."""
     points: dict[int, float | None] = {}
     for row in rows_from_end(metrics, most_bytes=1 << 62):
-        value = row.get(name)
-        if name in row and isinstance(value, float | int | None) and isinstance(row.get("step"), int):
-            points.setdefault(row["step"], None if value is None else float(value))
+        if _has(row, name) and isinstance(row.get("step"), int):
+            points.setdefault(row["step"], _number(row[name]))
     return sorted(points.items())
 
 
@@ -201,10 +201,34 @@ def _up_to_now(start: Start) -> Start:
 
 def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | None:
     for row in rows:
-        if isinstance(row.get("eval_loss"), float | int):
-            return float(row["eval_loss"])
-    values = curve(metrics, "eval_loss")
-    return values[-1][1] if values else None
+        if _has(row, "eval_loss"):
+            return _value(row, "eval_loss")
+    values = measured(metrics, "eval_loss")
+    return _value({"eval_loss": values[-1][1]}, "eval_loss") if values else None
+
+
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row says what this was; null is what was not finite."""
+    return name in row and (row[name] is None or _number(row[name]) is not None)
+
+
+def _value(row: Mapping[str, Any], name: str) -> float | None:
+    """nan for null; None where the row has none."""
+    if not _has(row, name):
+        return None
+    return math.nan if row[name] is None else _number(row[name])
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, float | int) else None
+    except OverflowError:
+        return None
+
+
+def _finite(value: float | None) -> float | None:
+    """As JSON has it."""
+    return value if value is None or math.isfinite(value) else None
 
 
 def _error(run_dir: RunDir) -> str:

@@ -115,6 +115,17 @@ def test_a_name_is_whole_at_any_width(width: int, two: Path) -> None:
     assert ("EVAL LOSS" in lines[0]) == (width == 200) and ("VERDICT" in lines[0]) == (width >= 80)
 
 
+def test_a_loss_that_is_not_finite_is_seen(cli: Cli, two: Path) -> None:
+    root = make_run(two / "diverged", 3.0, 2.0)
+    with (root / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": null, "eval_loss": null}\n')
+    lines = {line.split()[0]: line.split() for line in cli("list --sort loss").out.splitlines()}
+    assert list(lines)[1:3] == ["good", "unknown"], "the best first"
+    assert lines["diverged"][2:5] == ["3/10", "nan", "nan"]
+    page = watch.page_of_here(root, 60)[0].splitlines()
+    assert any(line.startswith("loss  ") and line.endswith("  nan") for line in page), page
+
+
 def test_a_cluster_that_is_chosen_is_asked(cli: Cli, two: Path) -> None:
     (two.parent / "cluster.yaml").write_text("kind: nothing\n")
     assert "kind" in cli("list").err, "the cluster's file was read"

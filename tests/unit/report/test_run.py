@@ -11,6 +11,7 @@ import pytest
 
 from rankzero.errors import DataError
 from rankzero.report import tables
+from rankzero.report.curves import charts
 from rankzero.report.page import run_page
 from rankzero.report.run import read_run
 from rankzero.report.series import pieces
@@ -93,6 +94,20 @@ def test_each_starts_devices_are_counted(tmp_path: Path) -> None:
     (alone / "starts.jsonl").write_text(lines[1])
     of_one = dict(tables.cost(read_run(alone, BEGUN)))
     assert of_one["Device-hours"] == f"{8 * 100 / 3600:.4g}", "environment.json is of the only start"
+
+
+def test_a_loss_that_is_not_finite_at_last_is_no_end_of_its_fall(tmp_path: Path) -> None:
+    run = RunDir(run_directory(tmp_path / "run", ended="stopped"))
+    with run.metrics.open("a") as file:
+        file.write('{"step": 61, "loss": null, "eval_loss": null}\n')
+    page = read_run(run.root, BEGUN)
+    facts = dict(tables.facts(page))
+    assert (facts["Loss"], facts["Eval loss"]) == ("3.807 → nan", "4 → nan")
+    assert "loss 3.807 → nan" in tables.summary(page)
+    (drawn,) = (chart for chart in charts([("run", page.metrics)]) if chart.key == "loss")
+    assert [span[2] for span in drawn.spans] == ["nan", "nan"], "as in the table below the curve"
+    run.metrics.write_text('{"step": 1, "loss": null}\n')
+    assert dict(tables.facts(read_run(run.root, BEGUN)))["Loss"] == "nan"
 
 
 def test_steps_are_those_that_the_result_has(tmp_path: Path) -> None:

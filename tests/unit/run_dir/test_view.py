@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -197,6 +198,21 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
 def test_a_step_that_was_made_again_counts_once(tmp_path: Path) -> None:
     path = rows(tmp_path, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 3})
     assert curve(path, "loss") == [(1, 3.0), (2, 1.0)]
+
+
+@pytest.mark.parametrize("value", ["null", "NaN", "Infinity"])
+def test_a_loss_that_is_not_finite_is_shown_as_it_is(value: str, tmp_path: Path) -> None:
+    """A run that has gone wrong goes on: its step and its pace are those of now."""
+    bad = f'{{"step": 3, "loss": {value}, "tokens_per_second": 5.0, "eval_loss": {value}}}\n{{"step": 3, "epoch": 1}}\n'
+    before = {"step": 2, "loss": 3.0, "eval_loss": 2.0, "tokens_per_second": 9.0}
+    path = rows(tmp_path, before)
+    path.write_text(path.read_text() + bad)
+    seen = view_run(tmp_path)
+    assert (seen.step, seen.tokens_per_second) == (3, 5.0)
+    assert seen.loss is not None and not math.isfinite(seen.loss)
+    assert seen.eval_loss is not None and not math.isfinite(seen.eval_loss)
+    plain = json.loads(json.dumps(seen.to_json(), allow_nan=False))
+    assert plain["loss"] is None is plain["eval_loss"]
 
 
 def test_the_newest_evaluation_may_be_far_back(tmp_path: Path) -> None:
