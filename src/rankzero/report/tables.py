@@ -57,7 +57,8 @@ def facts(run: RunPage) -> list[tuple[str, str]]:
         found.append(("In new steps", f"{100 * run.goodput.goodput:.1f} %"))
     elif (seconds := number(run.report, "elapsed_seconds")) is not None:
         found.append(("Time", duration(seconds)))
-    peak = number(run.report, "peak_memory_bytes")
+    # the report has the last start's alone, of all processes; the series is the main process's, of all starts
+    peak = max(number(run.report, "peak_memory_bytes") or 0.0, _highest(run.metrics.get("peak_memory_bytes")))
     found.append(("Peak memory", memory(peak) if peak else ""))
     return [(name, value) for name, value in found if value]
 
@@ -277,6 +278,10 @@ def _from_to(first: float | None, last: float | None) -> str:
 
 def _total(series: Series | None) -> float | None:
     return sum(value for _, value in series.finite()) if series is not None else None
+
+
+def _highest(series: Series | None) -> float:
+    return max((value for _, value in series.finite()), default=0.0) if series is not None else 0.0
 
 
 def _middle(series: Series | None) -> float | None:

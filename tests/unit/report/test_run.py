@@ -110,6 +110,17 @@ def test_a_loss_that_is_not_finite_at_last_is_no_end_of_its_fall(tmp_path: Path)
     assert dict(tables.facts(read_run(run.root, BEGUN)))["Loss"] == "nan"
 
 
+def test_peak_memory_is_of_all_starts(tmp_path: Path) -> None:
+    """report.json has the last one's over all processes, metrics.jsonl the main process's of each."""
+    run = RunDir(run_directory(tmp_path / "run"))
+    assert dict(tables.facts(read_run(run.root, BEGUN)))["Peak memory"] == "64.4 GB"
+    rows = [{"step": step, "loss": 1.0, "peak_memory_bytes": 7e10 + step} for step in (1, 2)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in (*rows, {"step": 3, "peak_memory_bytes": 3e9})))
+    assert dict(tables.facts(read_run(run.root, BEGUN)))["Peak memory"] == "70.0 GB", "of a start before the last"
+    run.report.unlink()
+    assert dict(tables.facts(read_run(run.root, BEGUN)))["Peak memory"] == "70.0 GB", "also where it has not ended well"
+
+
 def test_steps_are_those_that_the_result_has(tmp_path: Path) -> None:
     """A start that got further, and was killed, is gone beyond where the next one went on."""
     root = run_directory(tmp_path / "run", steps=30)
