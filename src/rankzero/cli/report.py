@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlencode
 
 import typer
 
@@ -95,7 +96,7 @@ def _serve(targets: list[str], *, compare: bool) -> None:
         )
     try:
         with served([_run(str(place)) for place in places] if compare else places) as (url, site):
-            chosen = "&".join(f"run={name}" for name in site.runs())
+            chosen = urlencode([("run", name) for name in site.runs()])
             typer.echo(f"{url}compare?{chosen}" if compare else url)
             typer.echo("the page refreshes itself while runs go on; Ctrl-C ends this", err=True)
             while True:

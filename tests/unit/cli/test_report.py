@@ -74,4 +74,8 @@ def test_it_serves_until_ctrl_c(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     done = cli("report --live --compare runs/second runs/first")
     assert done.out.strip().endswith("/compare?run=second&run=first")
     assert cli("report --live --compare second first").out.strip().endswith("/compare?run=second&run=first")
+    run_directory(Path("runs/größe 1&2"), name="third")
+    query = cli("report --live --compare first 'runs/größe 1&2'").out.strip().partition("?")[2]
+    page = live.Site([Path("runs")], "token").get(f"/token/compare?{query}").body
+    assert "third, train" in page, "of a name that a URL has in other characters"
     assert cli("report --live first").code == 0 and set(sites[-1].runs()) == {"first"}
