@@ -81,6 +81,8 @@ def verdict(run: RunView) -> str:
     """One sentence, with what to do."""
     again = "rankzero train with the same spec"
     saved = f"continues from step {run.resumable}" if run.resumable else "begins again: nothing is saved"
+    if run.starts_again:
+        return f"{run.error or 'its last start has ended'}; its launcher starts it again, which {saved}"
     match run.phase:
         case "Running":
             return f"step {progress(run)}" if run.step else "no step is done yet"

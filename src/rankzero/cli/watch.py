@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 HERE_SECONDS, THERE_SECONDS = 1.0, 5.0
 """Between two looks: at files, and at a cluster's API."""
+LAST_LOOKS = 3
+"""That find a run over, one after the other, until nothing more is to come: its launcher takes a moment to say that it
+starts it again."""
 LINES = 6
 CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
 _MARGIN = 20
@@ -54,13 +57,14 @@ def show(page: Page, seconds: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console()
+    console, ends = Console(), 0
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
                 text, over = page(console.width)
                 live.update(Text.from_ansi(text), refresh=True)
-                if over:
+                ends = ends + 1 if over else 0
+                if ends == LAST_LOOKS:
                     return
                 time.sleep(seconds)
         except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from urllib.parse import parse_qs, quote, unquote
 
-from rankzero.report.page import Live, compare_page, index_page, run_page
+from rankzero.report.page import REFRESH_SECONDS, Live, compare_page, index_page, refreshed, run_page
 from rankzero.report.run import RunPage, read_run
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import runs_in
@@ -61,10 +61,10 @@ class Site:
         match rest[:-1]:
             case [""]:
                 rows = [(name, self._page_of(root)) for name, root in runs.items()]
-                return Answer(HTTPStatus.OK, index_page(self._title, rows, Live(refresh=True)))
+                return Answer(HTTPStatus.OK, index_page(self._title, rows, Live(REFRESH_SECONDS)))
             case ["run", name, ""] if (root := runs.get(name) or runs.get(_key(unquote(name)))) is not None:
                 run = self._page_of(root)
-                return Answer(HTTPStatus.OK, run_page(run, Live(refresh=run.goes_on, home="../../")))
+                return Answer(HTTPStatus.OK, run_page(run, refreshed([run], "../../")))
             case ["compare"]:
                 chosen = dict.fromkeys(parse_qs(query).get("run", ()))
                 return self._compared(runs, [runs[name] for name in chosen if name in runs])
@@ -87,11 +87,10 @@ class Site:
         """The chosen runs beside each other; fewer than two are a question, on a page that keeps what is ticked."""
         if len(roots) < 2:
             rows = [(name, self._page_of(root)) for name, root in known.items()]
-            return Answer(HTTPStatus.OK, index_page("Which runs?", rows, Live(refresh=False, home="./")))
+            return Answer(HTTPStatus.OK, index_page("Which runs?", rows, Live(refresh=0, home="./")))
         runs = [self._page_of(root) for root in roots[:_MOST_COMPARED]]
-        live = Live(refresh=any(run.goes_on for run in runs), home="./")
         left_out = [os.path.basename(os.path.realpath(root)) for root in roots[_MOST_COMPARED:]]  # as the list has them
-        return Answer(HTTPStatus.OK, compare_page(runs, live, left_out=left_out))
+        return Answer(HTTPStatus.OK, compare_page(runs, refreshed(runs, "./"), left_out=left_out))
 
     def _page_of(self, root: Path) -> RunPage:
         """What a run directory says, read again where a file of it has changed. Whether a run that goes on still does

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,23 @@ from rankzero.run_dir.evaluation import measured
 from rankzero.run_dir.paths import RunDir
 
 _LONGEST_SHOWN = 20_000
-REFRESH_SECONDS = 5
+REFRESH_SECONDS, OVER_SECONDS = 5, 30
+"""Between two looks at what goes on, and at what is over: that may be started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
     """Of a page that is served while runs go on."""
 
-    refresh: bool
-    """Whether it is loaded again and again: something goes on."""
+    refresh: int
+    """Seconds after which it is loaded again, and again; 0: never, since somebody is filling it in."""
     home: str = ""
     """Where the list of runs is, as a relative URL."""
+
+
+def refreshed(runs: Iterable[RunPage], home: str) -> Live:
+    """Of a page of these runs."""
+    return Live(REFRESH_SECONDS if any(run.goes_on for run in runs) else OVER_SECONDS, home)
 
 
 def write_page(run_dir: RunDir) -> Path:
@@ -115,6 +121,5 @@ def _render(template: str, live: Live | None, **values: Any) -> str:
         "width": WIDTH,
         "height": HEIGHT,
         "live": live,
-        "refresh_seconds": REFRESH_SECONDS,
     }
     return made.get_template(template).render(**values)

@@ -301,6 +301,14 @@ def test_a_driver_that_does_not_answer_ends_no_page(
     assert "two" in watch.page_of_here(two / "good", 60)[0].splitlines()
 
 
+def test_watch_leaves_when_a_run_stays_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look may come between an end and its launcher's word that the run is started again."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    looks = iter([False, True, True, False, False, *[True] * watch.LAST_LOOKS])
+    watch.show(lambda width: ("", next(looks)), 1.0)
+    assert next(looks, None) is None
+
+
 def test_nothing_is_drawn_where_there_is_no_terminal(cli: Cli, two: Path) -> None:
     done = cli("watch good")
     assert done.code == 2 and "rankzero status" in done.err

@@ -12,6 +12,7 @@ import pytest
 
 from rankzero.report import live
 from rankzero.report.live import Site, served
+from rankzero.report.page import OVER_SECONDS, REFRESH_SECONDS
 from tests.support.run_directory import run_directory
 from tests.support.unreadable import shut
 
@@ -97,15 +98,20 @@ def test_a_run_that_cannot_be_read_takes_no_other_along(
     assert page.count(f"{name}: Permission denied") == 2, "once among the warnings"
 
 
-def test_it_is_refreshed_while_it_goes_on(tmp_path: Path) -> None:
+SOON, LATER = (f'http-equiv="refresh" content="{seconds}"' for seconds in (REFRESH_SECONDS, OVER_SECONDS))
+
+
+def test_it_is_refreshed_the_more_often_while_it_goes_on(tmp_path: Path) -> None:
+    """One that is over may be started again."""
     ours = site(tmp_path)
-    assert 'http-equiv="refresh"' not in ours.get(f"/{TOKEN}/run/first/").body
+    assert LATER in ours.get(f"/{TOKEN}/run/first/").body
+    assert LATER in ours.get(f"/{TOKEN}/compare?run=first&run=with%2520%2523%2520and%2520%253F").body
     run_directory(tmp_path / "going-on", ended=None).replace(tmp_path / "runs/on")
     held = {"token": 1, "beat": 3, "host": "another-host", "pid": 7, "process": "x"}
     (tmp_path / "runs/on/lease.json").write_text(json.dumps(held))
     page = ours.get(f"/{TOKEN}/run/on/").body
-    assert 'http-equiv="refresh"' in page and "another host" in page
-    assert 'http-equiv="refresh"' in ours.get(f"/{TOKEN}/compare?run=on&run=with%2520%2523%2520and%2520%253F").body
+    assert SOON in page and "another host" in page
+    assert SOON in ours.get(f"/{TOKEN}/compare?run=on&run=with%2520%2523%2520and%2520%253F").body
 
 
 def test_the_server(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.redaction import HIDDEN
-from rankzero.report.page import Live, compare_page, index_page, run_page, write_page
+from rankzero.report.page import REFRESH_SECONDS, Live, compare_page, index_page, run_page, write_page
 from rankzero.report.run import read_run
 from rankzero.run_dir.paths import RunDir
 from tests.support.run_directory import BEGUN, metrics, run_directory
@@ -70,7 +70,7 @@ def evil_directory(root: Path, words: str) -> Path:
 def test_whatever_a_run_says_is_text(tmp_path: Path) -> None:
     run = read_run(evil_directory(tmp_path / "made", EVIL), BEGUN)
     other = read_run(run_directory(tmp_path / "other"), BEGUN)
-    live = Live(refresh=True, home="../../")
+    live = Live(refresh=REFRESH_SECONDS, home="../../")
     for page in (run_page(run, live), compare_page([run, other], live), index_page(EVIL, [("made", run)], live)):
         parsed = Page(page)
         tags = {tag for tag, _ in parsed.tags}

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,31 @@ def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
     assert view_run(tmp_path / "run").phase == "Killed"
     (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1}))
     assert view_run(tmp_path / "run").phase == "Killed", "looked for in the store since"
+
+
+@pytest.mark.parametrize("ended", ["failed", "stopped", None])
+def test_one_that_its_launcher_starts_again_is_not_over(ended: Ending | None, tmp_path: Path) -> None:
+    """Between the end of a start and the next one: whoever watches waits."""
+    root = tmp_path / "run"
+    start(root, step=4, ended=ended)
+    leave_lease(root)
+    assert view_run(root).is_over
+    for seconds, again in ((0, True), (-30, True), (-3600, False)):
+        at = datetime.now(UTC) + timedelta(seconds=seconds)
+        entry = {"time": at.isoformat(timespec="seconds"), "restart": 1, "from_step": None, "what": "why"}
+        (root / "restarts.jsonl").write_text(json.dumps(entry) + "\n")
+        line = json.loads((root / "starts.jsonl").read_text())
+        (root / "starts.jsonl").write_text(json.dumps(line | {"updated": at.timestamp()}) + "\n")
+        seen = view_run(root)
+        assert (seen.is_over, seen.starts_again) == (not again, again), seconds
+    (root / "restarts.jsonl").write_text(json.dumps(entry | {"time": datetime.now(UTC).isoformat()}) + "\n")
+    start(root, step=5, ended=ended)  # was the start that followed it
+    lines = (root / "starts.jsonl").read_text().splitlines()
+    later = json.loads(lines[-1]) | {"updated": datetime.now(UTC).timestamp() + 60}
+    (root / "starts.jsonl").write_text("\n".join([*lines[:-1], json.dumps(later)]) + "\n")
+    assert view_run(root).is_over
+    (root / "restarts.jsonl").write_text('{"time": "yesterday"}\n')
+    assert view_run(root).is_over
 
 
 def test_a_copy_of_one_that_has_not_ended_may_run(tmp_path: Path) -> None:
