@@ -17,7 +17,8 @@ WIDTH, HEIGHT = 1000, 300
 """Of a chart in its own units."""
 COLOURS = 6
 """As many dashes there are."""
-_MOST_CHARTS = 24
+_MOST_CHARTS, _MOST_NAMED = 24, 200
+"""What is beyond the one is named, up to the other."""
 _MOST_ROWS = 20
 _MOST_DOTS = 20
 _FAR = 10
@@ -41,6 +42,8 @@ _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 """Charts that have a name: title, and the metrics in it with their words."""
 _NOT_DRAWN = frozenset({"epoch", "tokens", "supervised_tokens", "time", "perplexity", "overflows", "slowest_rank"})
 """Counts, clocks, names, and what another curve says."""
+NAMED = _NOT_DRAWN | {key for _, members in _TOGETHER for key, _ in members}
+"""Metrics that are known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,33 @@ class _Drawn:
     series: Series
 
 
-def charts(runs: Sequence[tuple[str, Mapping[str, Series]]], starts: Sequence[int] = ()) -> list[Chart]:
-    """Every chart that the metrics of these runs give, those with names first. `runs`: (name, metrics), and where they
-    are several, each has a colour; `starts`: steps that later starts of the one run went on from."""
+_Group = tuple[str, str, list[_Drawn]]
+"""Title, key and lines of a chart."""
+Runs = Sequence[tuple[str, Mapping[str, Series]]]
+"""(name, metrics) of each."""
+
+
+def charts(runs: Runs, starts: Sequence[int] = ()) -> list[Chart]:
+    """A chart of each metric, those with names first; of very many, the first ones. Where runs are several, each has a
+    colour; `starts`: steps that later starts of the one run went on from."""
+    return [_chart(title, key, drawn, starts) for title, key, drawn in _split(runs)[0]]
+
+
+def undrawn(runs: Runs) -> list[tuple[str, str, str, str, str]]:
+    """(metric, first, last, lowest, highest) of those that have no chart."""
+    rows = []
+    for title, key, drawn in _split(runs)[1]:
+        for one in drawn:
+            _, *ends = _span(one, _writer(key))
+            rows.append((_label(title, one.label), *ends))
+    more = len(rows) - _MOST_NAMED
+    return [*rows[:_MOST_NAMED], *([(f"and {more:,} more", "", "", "", "")] if more > 0 else [])]  # type: ignore[list-item]
+
+
+def _split(runs: Runs) -> tuple[list[_Group], list[_Group]]:
+    """What is drawn, and what is not: what is not whole, and what comes after the last chart."""
     several = len(runs) > 1
-    made = []
+    made, left = list[_Group](), list[_Group]()
     for title, members in [*_TOGETHER, *_others(metrics for _, metrics in runs)]:
         drawn = [
             _Drawn(
@@ -121,14 +146,14 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]], starts: Sequence[in
             if key in metrics and metrics[key].finite()
         ]
         if drawn:
-            made.append(_chart(title, members[0][0], drawn, starts))
-    return made[:_MOST_CHARTS]
+            fits = len(made) < _MOST_CHARTS and all(one.series.whole for one in drawn)
+            (made if fits else left).append((title, members[0][0], drawn))
+    return made, left
 
 
 def _others(metrics: Iterable[Mapping[str, Series]]) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
     """A chart for each metric that has none: what later versions and hooks add is shown, too."""
-    known = _NOT_DRAWN | {key for _, members in _TOGETHER for key, _ in members}
-    rest = dict.fromkeys(key for one in metrics for key in one if key not in known)
+    rest = dict.fromkeys(key for one in metrics for key in one if key not in NAMED)
     return [(_titled(key), ((key, ""),)) for key in rest]
 
 
@@ -142,7 +167,7 @@ def _label(run: str, word: str) -> str:
 
 
 def _chart(title: str, key: str, drawn: Sequence[_Drawn], starts: Sequence[int]) -> Chart:
-    write = memory if key.endswith("_bytes") else written
+    write = _writer(key)
     finite = [one.series.finite() for one in drawn]
     steps = [step for points in finite for step, _ in points]
     values = [value for points in finite for _, value in points]
@@ -170,6 +195,10 @@ def _chart(title: str, key: str, drawn: Sequence[_Drawn], starts: Sequence[int])
         spans=tuple(_span(one, write) for one in drawn),
         rows=_rows(drawn, write),
     )
+
+
+def _writer(key: str) -> Callable[[float], str]:
+    return memory if key.endswith("_bytes") else written
 
 
 def _averaged(drawn: Iterable[Series]) -> str:

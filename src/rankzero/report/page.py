@@ -16,7 +16,7 @@ from rankzero import __version__
 from rankzero.html.page import environment
 from rankzero.redaction import Redactor
 from rankzero.report import tables
-from rankzero.report.curves import HEIGHT, WIDTH, bars, charts
+from rankzero.report.curves import HEIGHT, WIDTH, bars, charts, undrawn
 from rankzero.report.run import RunPage, read_run
 from rankzero.run_dir.atomic import write_text
 from rankzero.run_dir.evaluation import measured
@@ -60,6 +60,7 @@ def run_page(run: RunPage, live: Live | None = None) -> str:
         run=run,
         facts=tables.facts(run),
         charts=charts([(run.name, run.metrics)], later),
+        undrawn=undrawn([(run.name, run.metrics)]),
         samples=tables.asked(run.samples),
         shares=shares,
         kinds=kinds,
@@ -80,6 +81,7 @@ def compare_page(runs: Sequence[RunPage], live: Live | None = None, *, left_out:
     """Several runs beside each other: curves in one chart, results, and the fields in which their specs differ.
     `left_out` are names of others that were asked for."""
     names = _unique([run.name for run in runs])
+    curves = [(name, run.metrics) for name, run in zip(names, runs, strict=True)]
     return _render(
         "compare.html.jinja",
         live,
@@ -87,7 +89,8 @@ def compare_page(runs: Sequence[RunPage], live: Live | None = None, *, left_out:
         names=names,
         runs=runs,
         left_out=left_out,
-        charts=charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)]),
+        charts=charts(curves),
+        undrawn=undrawn(curves),
         results=tables.results(runs),
         spec=tables.differences([run.spec for run in runs]),
         environment=tables.differences([run.environment for run in runs]),

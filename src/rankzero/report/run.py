@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rankzero.errors import StorageError
 from rankzero.redaction import Redactor
+from rankzero.report.curves import NAMED
 from rankzero.report.reading import Reader, as_number, inner, number
 from rankzero.report.series import Series, read_series
 from rankzero.run_dir.atomic import read_manifest
@@ -153,7 +154,7 @@ def read_run(root: Path, now: float) -> RunPage:
     report = reader.object(run_dir.report)
     spec_text = reader.text(run_dir.spec)
     spec = reader.yaml(run_dir.spec)
-    metrics = read_series(reader.lines(run_dir.metrics))
+    metrics = read_series(reader.lines(run_dir.metrics), NAMED)
     for name in metrics.keys() & set(MEASURES):
         metrics[name].apart = _compared_from(report, view.starts)
     checkpoints = [] if any(text.startswith("checkpoints:") for text in view.unread) else _checkpoints(run_dir)

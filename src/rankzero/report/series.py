@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankzero.report.reading import as_number
 
 MOST_SERIES = 100
+"""That are kept whole, besides those that are named."""
 COLUMNS = 300
 """Across a chart: of a long run, the lowest and the highest value of each column are drawn."""
+_BRIEF = 16
 MEANS = 100
 """Points of the line through the noise."""
 
@@ -25,6 +27,23 @@ class Series:
     values: array[float] = field(default_factory=lambda: array("d"))
     apart: int = 0
     """Values of earlier steps are of something else: no line joins them with those from here on."""
+    whole: bool = True
+    """Else it has no more than the first, the last, the lowest and the highest value, and some others."""
+
+    def add(self, step: int, value: float) -> None:
+        """The next value."""
+        self.steps.append(step)
+        self.values.append(value)
+        if not self.whole and len(self) > _BRIEF:
+            finite = [at for at, value in enumerate(self.values) if math.isfinite(value)]
+            extremes = (
+                {min(finite, key=self.values.__getitem__), max(finite, key=self.values.__getitem__)}
+                if finite
+                else set()
+            )
+            kept = sorted({*finite[:1], *extremes, len(self) - 1})
+            self.steps = array("q", (self.steps[at] for at in kept))
+            self.values = array("d", (self.values[at] for at in kept))
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -39,9 +58,11 @@ class Series:
         return [(step, value) for step, value in zip(self.steps, self.values, strict=True) if math.isfinite(value)]
 
 
-def read_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
-    """Every metric that is a number, or null for one that was not finite, in the order of its first appearance."""
+def read_series(rows: Iterable[Mapping[str, Any]], named: Container[str]) -> dict[str, Series]:
+    """Every metric that is a number, or null for one that was not finite, in the order of its first appearance. Of very
+    many, only the first ones are whole, and those that are `named`."""
     found: dict[str, Series] = {}
+    others = 0
     for row in rows:
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**53:
@@ -52,11 +73,9 @@ def read_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
                 continue
             series = found.get(name)
             if series is None:
-                if len(found) == MOST_SERIES:
-                    continue
-                series = found[name] = Series()
-            series.steps.append(step)
-            series.values.append(math.nan if finite is None else finite)
+                others += name not in named
+                series = found[name] = Series(whole=name in named or others <= MOST_SERIES)
+            series.add(step, math.nan if finite is None else finite)
     return found
 
 

@@ -67,6 +67,16 @@ def evil_directory(root: Path, words: str) -> Path:
     return root
 
 
+def test_curves_that_are_not_drawn_are_named(tmp_path: Path) -> None:
+    run = RunDir(run_directory(tmp_path / "made"))
+    mine = {f"mine_{number}": float(number) for number in range(30)}
+    run.metrics.write_text(json.dumps({"step": 1, "loss": 1.0, **mine}) + "\n")
+    page = read_run(run.root, BEGUN)
+    for made in (run_page(page), compare_page([page, page])):
+        assert made.count('id="chart-') == 24 and "Mine 29" in made
+    assert "Not drawn" not in run_page(read_run(run_directory(tmp_path / "few"), BEGUN))
+
+
 def test_whatever_a_run_says_is_text(tmp_path: Path) -> None:
     run = read_run(evil_directory(tmp_path / "made", EVIL), BEGUN)
     other = read_run(run_directory(tmp_path / "other"), BEGUN)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankzero.report.curves import charts
+from rankzero.report.curves import NAMED, charts, undrawn
 from rankzero.report.reading import Reader
 from rankzero.report.series import COLUMNS, MEANS, Series, means, pieces, read_series
 from rankzero.report.ticks import linear, logarithmic, of_memory, padded, plain
@@ -31,7 +31,7 @@ def test_lines_that_are_none_are_passed_over_and_said(tmp_path: Path) -> None:
     lines = [*(json.dumps(row) for row in good), *odd]
     (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode() + b'\n\xff\n{"step": 6, "lo')
     reader = Reader(tmp_path)
-    found = read_series(reader.lines(tmp_path / "metrics.jsonl"))
+    found = read_series(reader.lines(tmp_path / "metrics.jsonl"), NAMED)
     assert list(found) == ["loss"]
     assert found["loss"].finite() == [(1, 2.0), (3, 1.0)] and len(found["loss"]) == 3
     assert reader.unread == ["metrics.jsonl: 4 of its lines cannot be read"], "the one that is being written is none"
@@ -124,6 +124,27 @@ def test_charts_have_what_belongs_together_and_nothing_twice() -> None:
     assert memory_used.title == "Peak memory" and memory_used.spans == (("", "1.0 GB", "2.0 GB", "1.0 GB", "2.0 GB"),)
     assert loss.rows[0] == ("1", "3", "3") and loss.rows[-1] == ("3", "1", "")
     assert charts([("run", {})]) == []
+
+
+def test_what_is_not_drawn_is_named_with_its_ends() -> None:
+    """Also beyond the series that are kept whole; an evaluation comes late in a file, and is kept."""
+    names = [f"mine_{number:03}" for number in range(130)]
+    rows = [{"step": step, "loss": 1.0, **dict.fromkeys(names, [4.0, 9.0, 1.0, 3.0][step % 4])} for step in range(101)]
+    rows[-1] |= {"eval_loss": 2.0, "late": None}
+    runs = [("run", read_series(rows, NAMED))]
+    drawn, left = charts(runs), undrawn(runs)
+    assert len(drawn) == 24 and drawn[0].key == "loss" and [span[0] for span in drawn[0].spans] == ["train", "eval"]
+    assert [row[0] for row in left] == [f"Mine {number:03}" for number in range(23, 130)]
+    assert {row[1:] for row in left} == {("4", "4", "1", "9")}
+    assert max(len(one) for name, one in runs[0][1].items() if name > "mine_100" and name != "late") < 20
+    assert undrawn([("run", read_series(rows[:1], NAMED)), ("other", {"loss": series([1.0])})])[0][0] == "Mine 023, run"
+    assert undrawn([("run", {"loss": series([1.0])})]) == []
+
+
+def test_not_even_names_are_without_end() -> None:
+    rows = [{"step": step, f"of_{step}": 1.0} for step in range(500)]
+    left = undrawn([("run", read_series(rows, NAMED))])
+    assert len(left) == 201 and left[-1] == ("and 276 more", "", "", "", "")
 
 
 @pytest.mark.parametrize(("members", "distinct"), [(("grad_norm",), 36), (("loss", "eval_loss"), 18)])
