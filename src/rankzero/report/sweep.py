@@ -6,10 +6,12 @@ Knows plain values alone: who searches, and how, is said by whoever asks for the
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rankzero.redaction import Redactor
 from rankzero.report.curves import HEIGHT, WIDTH, Mark, written
 from rankzero.report.page import render_page
 from rankzero.report.ticks import Axis, linear, logarithmic, padded, plain
@@ -103,7 +105,7 @@ def sweep_page(sweep: SweepPage) -> str:
         (
             str(trial.number),
             "" if trial.value is None else written(trial.value),
-            *(_text(trial.fields.get(name)) for name in names),
+            *(_words(trial.fields.get(name)) for name in names),
             f"{trial.state}: {trial.cause}" if trial.cause else trial.state,
             trial.run,
         )
@@ -121,7 +123,7 @@ def sweep_page(sweep: SweepPage) -> str:
         title=sweep.name,
         sweep=sweep,
         facts=[(name, value) for name, value in facts if value],
-        chosen=[] if best is None else [(name, _text(best.fields.get(name))) for name in names],
+        chosen=[] if best is None else [(name, _words(best.fields.get(name))) for name in names],
         history=history(sweep),
         importances=[(name, share, f"{100 * share:.1f} %") for name, share in sweep.importances.items()],
         pillars=pillars,
@@ -221,11 +223,9 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _text(value: object) -> str:
-    return _cut(_words(value))
-
-
 def _cut(words: str) -> str:
+    """As much as there is room for, without secrets: a part of one would not be known again."""
+    words = Redactor(os.environ)(words)
     return words if len(words) <= _TEXT_LONGEST else words[: _TEXT_LONGEST - 1] + "…"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
+from rankzero.redaction import HIDDEN
 from rankzero.report.sweep import Dimension, SweepPage, TrialRow, coordinates, history, sweep_page
 from tests.unit.report.test_page import EVIL, Page
 
@@ -71,6 +73,21 @@ def test_long_values_are_told_apart_by_all_of_their_words() -> None:
     assert all(len(mark.text) == 24 for mark in marks)
     heights = {thread.path[1:].split("L")[1] for thread in threads}
     assert len(heights) == 2
+
+
+def test_tables_have_values_in_full() -> None:
+    """By which trials are told apart, and a result is made again."""
+    first, second = (f"/data/rows/collected-in-2026/{part}.jsonl" for part in ("a", "b"))
+    page = sweep_page(page_of(trial(0, 0.9, 1e-5, first), trial(1, 0.5, 1e-4, second)))
+    cells = re.findall(r'<td[^>]*data-head="(?:Value|lora.target_modules)"[^>]*>([^<]*)</td>', page)
+    assert cells.count(first) == 2 and cells.count(second) == 1, "the best trial's fields, and every trial"
+
+
+def test_a_secret_is_taken_out_before_a_value_is_cut() -> None:
+    """Half of one is known by nobody."""
+    values = [f"https://alice:correct-horse-battery-staple@data.example.org/{part}" for part in ("a", "b")]
+    page = sweep_page(page_of(trial(0, 0.9, 1e-5, values[0]), trial(1, 0.5, 1e-4, values[1])))
+    assert "alice:" not in page.replace(f"alice:{HIDDEN}", "") and "correct" not in page
 
 
 def test_a_page_says_all_of_it() -> None:
