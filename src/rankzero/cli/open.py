@@ -14,7 +14,7 @@ from rankzero.cli.forwarding import forward, kubectl, until_interrupted
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import RunArgument
 from rankzero.cli.render import ClusterOption
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, ServiceError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,12 +46,14 @@ def open_tensorboard(
 
     here = None if as_yaml else local_run(run, cluster)
     if here is not None:
-        sys.exit(_serve(here, port))
+        _serve(here, port)
+        return
     _forward(run, cluster, port, as_yaml=as_yaml)
 
 
-def _serve(run: Path, port: int) -> int:
-    """TensorBoard on a run directory. Returns its exit code."""
+def _serve(run: Path, port: int) -> None:
+    """TensorBoard on a run directory. Raises ConfigError where there is nothing for it, ServiceError where it ends by
+    itself."""
     import importlib.util
 
     events = run / "events"
@@ -61,7 +63,10 @@ def _serve(run: Path, port: int) -> int:
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed", hint="pip install 'rankzero[train]'")
     command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(events)]
-    return until_interrupted([*command, "--host", "127.0.0.1", "--port", str(port)])
+    code = until_interrupted([*command, "--host", "127.0.0.1", "--port", str(port)])
+    if code:
+        hint = "its own words are above; where the port is taken, give another --port"
+        raise ServiceError(f"TensorBoard ended with {code}", where=f"port {port}", hint=hint)
 
 
 def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None:

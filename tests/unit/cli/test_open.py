@@ -100,6 +100,20 @@ def test_a_pod_that_never_gets_ready(bench: Bench, monkeypatch: pytest.MonkeyPat
         serve(bench.api(), objects, bench.said.append)
 
 
+def with_events(root: Path) -> None:
+    writer = TensorBoard(root / "events", 0)
+    writer.log(1, {"loss": 1.0})
+    writer.close()
+    (root / "run.yaml").write_text("name: small\nmodel: {name: m}\ndata: {train: t}\n")
+
+
+def test_a_port_that_is_taken_is_told_with_the_way_out(tmp_path: Path, place: Place) -> None:
+    with_events(place.directory / "runs/small")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = place(f"open tensorboard runs/small --port {taken.getsockname()[1]}")
+    assert done.code == 69 and "TensorBoard ended" in done.err and "another --port" in done.err
+
+
 def nobody_listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
@@ -109,10 +123,7 @@ def nobody_listens(port: int) -> bool:
 def test_a_run_of_this_machine(number: signal.Signals, code: int, tmp_path: Path) -> None:
     """TensorBoard itself, until Ctrl-C, which all processes of a terminal hear, or SIGTERM, which one hears."""
     root = tmp_path / "runs" / "small"
-    writer = TensorBoard(root / "events", 0)
-    writer.log(1, {"loss": 1.0})
-    writer.close()
-    (root / "run.yaml").write_text("name: small\nmodel: {name: m}\ndata: {train: t}\n")
+    with_events(root)
     port = free_port()
     command = [sys.executable, "-m", "rankzero", "open", "tensorboard", "small", "--port", str(port)]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
