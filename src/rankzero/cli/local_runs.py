@@ -141,12 +141,13 @@ def compared(first: RunView, second: RunView, width: int, colour: bool) -> str:
     """What differs in the specs, how both ended, and their curves."""
     from rankzero.launch.status.text import drawn, plain_table
     from rankzero.run_dir.view import curve
+    from rankzero.wording import printable
 
     table = plain_table(header=True)
     for name in ("", first.name, second.name):
-        table.add_column(name, overflow="fold")
-    for field, old, new in differences(first, second):
-        table.add_row(field, old, new)
+        table.add_column(printable(name), overflow="fold")
+    for differs in differences(first, second):
+        table.add_row(*map(printable, differs))
     rows: list[tuple[str, str, str]] = [
         ("phase", first.phase, second.phase),
         ("step", progress(first), progress(second)),

@@ -18,7 +18,9 @@ from rankzero.api.specs import load_spec
 from rankzero.cli import watch
 from rankzero.cli.local_runs import as_table, local_runs, sparkline
 from rankzero.cli.logs import log_lines
+from rankzero.errors import RankzeroError
 from rankzero.run_dir.goodput import Start, StartLine
+from rankzero.run_dir.handover import write_error
 from tests.support.cli import Cli
 from tests.support.evidence import named
 from tests.support.run_directory import run_directory
@@ -147,6 +149,19 @@ def test_status_and_compare(cli: Cli, two: Path) -> None:
     assert lines["loss by step"][3:] == ["█▅▁", "▁█"] or lines["loss by step"][3:] == ["█▄▁", "▁█"]
     assert "name" not in lines
     assert json.loads(cli("compare good bad --json").out)["spec"] == {"train.learning_rate": ["0.1", "0.2"]}
+
+
+def test_what_a_run_failed_of_does_not_drive_a_terminal(cli: Cli, two: Path) -> None:
+    """A library's words, with the escape sequences and the lines that it has; and those of a directory's name."""
+    root = make_run(two / "\x1b[2Jodd", 3.0, name="odd", model={"name": "m\x1b]0;pwned\x07"})
+    starts = root / "starts.jsonl"
+    starts.write_text(starts.read_text().replace('"stopped"', '"failed"'))
+    write_error(root / "error.json", RankzeroError("bad \x1b]0;pwned\x07thing\n[/b] twice", where="x"), "", str)
+    listed, status = cli("list --sort name"), cli(f"status '{root}'")
+    both = cli(f"compare good '{root}'")
+    for done in (listed, status, both):
+        assert done.code == 0 and done.out and not set("\x1b\x07") & set(done.out), done
+    assert len(listed.out.splitlines()) == 5 and "odd  " in listed.out and "bad thing [/b]" in status.out
 
 
 def test_no_such_run(cli: Cli, two: Path) -> None:

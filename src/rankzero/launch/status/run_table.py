@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from rankzero.launch.status.model import RunRow
 from rankzero.launch.status.text import DOUBTFUL, STYLES, age_in_words, cut, drawn
+from rankzero.wording import printable
 
 _GAP = 2
 _INDENT = 4
@@ -48,6 +49,7 @@ def run_table(columns: Sequence[str], optional: Sequence[str], rows: Sequence[Ro
     """
     if not rows:
         return "no runs\n"
+    rows = [replace(row, name=printable(row.name)) for row in rows]
     names = max(cell_len(name) for name in ("RUN", *(row.name for row in rows)))
     phases = max(cell_len(phase) for phase in ("PHASE", *(row.phase for row in rows)))
     sizes = {

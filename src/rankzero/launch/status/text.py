@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.status.model import NodeState, Phase, RunStatus
-from rankzero.wording import counted
+from rankzero.wording import counted, printable
 
 NARROWEST = 40
 MOST_NODES = 8
@@ -69,8 +69,8 @@ def plain_table(*, header: bool) -> Table:
 
 
 def cut(words: str) -> Text:
-    """In one line, as far as there is room."""
-    return Text(words, no_wrap=True, overflow="ellipsis")
+    """In one line, as far as there is room, whatever words they are."""
+    return Text(" ".join(printable(words).split()), no_wrap=True, overflow="ellipsis")
 
 
 def _findings(status: RunStatus, width: int) -> list[Text]:
@@ -173,11 +173,16 @@ def labelled(label: str, words: str, width: int, style: str = "") -> list[Text]:
 
 def _wrapped(label: str, words: str, width: int, style: str = "") -> list[Text]:
     """The label, and the words wrapped beside it, between words alone: commands and paths are there to be copied. Only
-    the label has a colour."""
+    the label has a colour; the words are somebody else's, and drive no terminal."""
     indent = " " * max(_MARGIN, min(len(label) + 1, _MARGIN))
     first = f"{label} " if len(label) + 1 >= _MARGIN else label.ljust(_MARGIN)
     lines = textwrap.wrap(
-        words, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        printable(words),
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     ) or [first.rstrip()]
     found = [Text(line) for line in lines]
     found[0].stylize(style, 0, len(label.rstrip()))
