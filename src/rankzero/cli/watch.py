@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import os
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ starts it again."""
 LINES = 6
 CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
 _MARGIN = 20
+_TAIL_BYTES = 1 << 16
+"""Of a log: hundreds of lines."""
 
 Page = Callable[[int], tuple[str, bool]]
 """What is to be shown at a width, and whether the run is over."""
@@ -44,7 +47,8 @@ def watch(run: RunArgument, cluster: ClusterOption = None) -> None:
         raise UsageError("there is no terminal to draw on", where="watch", hint="rankzero status prints once")
     here = local_run(run, cluster)
     if here is not None:
-        show(lambda width: page_of_here(here, width), HERE_SECONDS)
+        curves = Curves(here)
+        show(lambda width: page_of_here(here, width, curves), HERE_SECONDS)
         return
     _, backend = backend_for(cluster, say)
     name = find_run(backend, run)
@@ -71,27 +75,89 @@ def show(page: Page, seconds: float) -> None:
             return
 
 
-def page_of_here(root: Path, width: int) -> tuple[str, bool]:
-    """A run of this machine."""
+class Curves:
+    """What CURVES shows of a run's metrics.jsonl, of which each look reads what is new."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "metrics.jsonl"
+        self._begin_anew(None)
+
+    def _begin_anew(self, file: object) -> None:
+        self._file, self._read = file, 0
+        self._points = {name: (array("q"), array("d")) for name in CURVES}
+
+    def look(self) -> dict[str, list[float]]:
+        """The values of each by step; nan where one was not finite. A step that was made again counts as it was made
+        last, and what came after it is gone."""
+        new = b""
+        try:
+            if self._path.is_file():  # a device or a pipe may never end
+                new = self._new()
+            else:
+                self._begin_anew(None)
+        except OSError:
+            self._begin_anew(None)
+        for line in new.splitlines():
+            self._take(line)
+        return {name: list(values) for name, (_, values) in self._points.items()}
+
+    def _new(self) -> bytes:
+        """Whole lines that have come since the last look; of another file all of them."""
+        with self._path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if (about.st_dev, about.st_ino) != self._file or about.st_size < self._read:
+                self._begin_anew((about.st_dev, about.st_ino))
+            file.seek(self._read)
+            new = file.read()
+        new = new[: new.rfind(b"\n") + 1]
+        self._read += len(new)
+        return new
+
+    def _take(self, line: bytes) -> None:
+        from rankzero.run_dir.view import row_of, value_of
+
+        row = row_of(line) or {}
+        step = row.get("step")
+        if not isinstance(step, int) or abs(step) >= 2**63:
+            return
+        for name, (steps, values) in self._points.items():
+            if (value := value_of(row, name)) is None:
+                continue
+            while steps and steps[-1] >= step:
+                steps.pop()
+                values.pop()
+            steps.append(step)
+            values.append(value)
+
+
+def page_of_here(root: Path, width: int, curves: Curves | None = None) -> tuple[str, bool]:
+    """A run of this machine. `curves` know what an earlier look has read."""
     from rankzero.cli.local_runs import as_text, number, sparkline
     from rankzero.run_dir.paths import RunDir
-    from rankzero.run_dir.view import measured, view_run
+    from rankzero.run_dir.view import view_run
     from rankzero.wording import printable
 
     run, parts = view_run(root), []
-    for name in CURVES:
-        values = [math.nan if value is None else value for _, value in measured(RunDir(root).metrics, name)]
+    for name, values in (curves or Curves(root)).look().items():
         if len(values) > 1:
             newest = f"{values[-1]:.3g}" if name == "learning_rate" else number(values[-1])
             parts.append(f"{name.replace('_', ' '):{_MARGIN - 2}s}{sparkline(values, width - _MARGIN - 14)}  {newest}")
     text = as_text(run, width, colour=True) + ("\n" + "\n".join(parts) + "\n" if parts else "")
     if gpus := gpu_lines():
         text += "\n" + "\n".join(gpus) + "\n"
+    lines = (printable(line)[:width] for line in _last_lines(RunDir(root).log(0)))
+    return text + "\n" + "\n".join(lines) + "\n", run.is_over
+
+
+def _last_lines(log: Path) -> list[str]:
+    """Of a file that may be long; none where it cannot be read."""
     try:
-        lines = RunDir(root).log(0).read_text(encoding="utf-8", errors="replace").splitlines()
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-LINES:]
     except OSError:
-        lines = []
-    return text + "\n" + "\n".join(printable(line)[:width] for line in lines[-LINES:]) + "\n", run.is_over
+        return []
 
 
 def page_of_cluster(evidence: Evidence, width: int) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 from rankzero.errors import StorageError
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
@@ -123,7 +123,7 @@ def view_run(root: Path) -> RunView:
         phase=phase,
         step=int(newest.get("step", steps[0] if steps else 0)),
         total_steps=(starts[-1].total_steps or None) if starts else None,
-        loss=_value(newest, "loss"),
+        loss=value_of(newest, "loss"),
         eval_loss=report.get("eval_loss") if done and report else _newest_evaluation(run_dir.metrics, rows),
         tokens_per_second=newest.get("tokens_per_second"),
         begun=starts[0].begun if starts else None,
@@ -138,24 +138,43 @@ def view_run(root: Path) -> RunView:
     )
 
 
-def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES) -> Iterator[dict[str, Any]]:
-    """The rows of metrics.jsonl, the newest first, as far as they lie in the last bytes of it."""
+def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES, having: str = "") -> Iterator[dict[str, Any]]:
+    """The rows of metrics.jsonl, the newest first, as far as they lie in the last bytes of it, and as somebody wants
+    them. `having`: only those that have something of this name."""
     if not metrics.is_file():  # a device or a pipe may never end
         return
+    wanted = json.dumps(having).encode() if having else b""
     try:
         with metrics.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - most_bytes))
-            lines = file.read().split(b"\n")
+            for line in _lines_from_end(file, most_bytes, wanted):
+                if (row := row_of(line)) is not None:
+                    yield row
     except OSError:
         return
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # the first one may be cut, the last one half written
-            continue
-        if isinstance(row, dict):
-            yield row
+
+
+def _lines_from_end(file: IO[bytes], most_bytes: int, wanted: bytes) -> Iterator[bytes]:
+    """Those with `wanted` in them, the last one first. The first one of the last bytes may be cut, and the last one
+    be half written."""
+    at, rest = file.seek(0, 2), b""
+    end = max(0, at - most_bytes)
+    while at > end:
+        size = min(max(_TAIL_BYTES, len(rest)), at - end)
+        at -= size
+        file.seek(at)
+        rest, *lines = (file.read(size) + rest).split(b"\n")
+        yield from reversed([line for line in lines if wanted in line])
+    if wanted in rest:
+        yield rest
+
+
+def row_of(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None where it is cut, or nothing of ours."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
@@ -166,7 +185,7 @@ def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
 def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
     """A metric by step; None where it was not finite. A step that was made again counts as it was made last."""
     points: dict[int, float | None] = {}
-    for row in rows_from_end(metrics, most_bytes=1 << 62):
+    for row in rows_from_end(metrics, most_bytes=1 << 62, having=name):
         if _has(row, name) and isinstance(row.get("step"), int):
             points.setdefault(row["step"], _number(row[name]))
     return sorted(points.items())
@@ -221,9 +240,9 @@ def _up_to_now(start: Start) -> Start:
 def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | None:
     for row in rows:
         if _has(row, "eval_loss"):
-            return _value(row, "eval_loss")
-    values = measured(metrics, "eval_loss")
-    return _value({"eval_loss": values[-1][1]}, "eval_loss") if values else None
+            return value_of(row, "eval_loss")
+    older = rows_from_end(metrics, most_bytes=1 << 62, having="eval_loss")
+    return next((value_of(row, "eval_loss") for row in older if _has(row, "eval_loss")), None)
 
 
 def _has(row: Mapping[str, Any], name: str) -> bool:
@@ -231,8 +250,8 @@ def _has(row: Mapping[str, Any], name: str) -> bool:
     return name in row and (row[name] is None or _number(row[name]) is not None)
 
 
-def _value(row: Mapping[str, Any], name: str) -> float | None:
-    """nan for null; None where the row has none."""
+def value_of(row: Mapping[str, Any], name: str) -> float | None:
+    """What a row says of a metric: nan for null, which was not finite; None where it says nothing."""
     if not _has(row, name):
         return None
     return math.nan if row[name] is None else _number(row[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.support.cli import Cli
 from tests.support.evidence import named
 from tests.support.run_directory import run_directory
 from tests.support.unreadable import close, shut
+from tests.support.work import calls
 from tests.unit.run_dir.test_setting import save
 
 
@@ -258,6 +260,40 @@ def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GPU  0   97 %  1,000 of 80,000 MiB" in lines
     assert "two" in lines
     assert all(len(line) <= 60 for line in lines if "\x1b" not in line and str(two) not in line)
+
+
+def test_a_look_reads_what_is_new(two: Path) -> None:
+    """Of a run of many steps and lines, at each look once more all of it would be seconds."""
+    root = two / "good"
+    row = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 5.0, "note": "x" * 200}
+    (root / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, "loss": 9.0, **row}) + "\n" for n in range(5000))
+    )
+    (root / "logs/rank-0.log").write_text("".join(f"line {n}\n" for n in range(100_000)))
+    seen = watch.Curves(root)
+    first = calls(lambda: watch.page_of_here(root, 60, seen))
+    with (root / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5000, "loss": 1.0, **row}) + '\n{"step": 5001, "lo')
+    assert calls(lambda: watch.page_of_here(root, 60, seen)) < first / 5
+    text, _ = watch.page_of_here(root, 60, seen)
+    assert text.splitlines()[-6:] == [f"line {n}" for n in range(99_994, 100_000)]
+    assert seen.look()["loss"][-2:] == [9.0, 1.0], "what is being written is read when it is whole"
+
+
+def test_curves_of_a_run_that_went_back(tmp_path: Path) -> None:
+    """A start that goes on from a checkpoint writes the file anew; one without that makes steps again."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": {step}}}\n' for step in range(1, 6)))
+    seen = watch.Curves(tmp_path)
+    assert seen.look()["loss"] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    with path.open("a") as file:
+        file.write('{"step": 3, "loss": 30, "eval_loss": null}\n[]\n{"loss": 7}\n{\n')
+    assert seen.look()["loss"] == [1.0, 2.0, 30.0] and math.isnan(seen.look()["eval_loss"][0])
+    (tmp_path / "other").write_text('{"step": 1, "loss": 8}\n' + " " * 1000 + "\n")
+    (tmp_path / "other").rename(path)
+    assert seen.look()["loss"] == [8.0] and not seen.look()["eval_loss"]
+    path.unlink()
+    assert not seen.look()["loss"]
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 33, 34, 35])

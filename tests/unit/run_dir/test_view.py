@@ -247,11 +247,12 @@ def test_the_newest_evaluation_may_be_far_back(tmp_path: Path) -> None:
     assert view_run(tmp_path).eval_loss == 0.5
 
 
-def test_looking_is_cheap(tmp_path: Path) -> None:
-    """A list of a hundred runs of a hundred thousand steps each must not read them."""
+@pytest.mark.parametrize("more", [{"eval_loss": 1.0}, {"learning_rate": 1.0}])
+def test_looking_is_cheap(more: dict[str, float], tmp_path: Path) -> None:
+    """A list of a hundred runs of a hundred thousand steps each must not read them, nor those that never evaluate."""
     work: list[int] = []
     for steps in (10_000, 100_000):
-        path = rows(tmp_path, *({"step": step, "loss": 1.0, "eval_loss": 1.0} for step in range(1, steps + 1)))
+        path = rows(tmp_path, *({"step": step, "loss": 1.0, **more} for step in range(1, steps + 1)))
         tracemalloc.start()
         work.append(calls(lambda: view_run(tmp_path)))
         most = tracemalloc.get_traced_memory()[1]
