@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -138,6 +138,10 @@ def served(places: Sequence[Path]) -> Iterator[tuple[str, Site]]:
         """Answers GET and HEAD alone."""
 
         server_version, sys_version = "rankzero", ""
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # who has asked has gone
+                super().handle()
 
         def do_GET(self) -> None:
             self._answer(with_body=True)

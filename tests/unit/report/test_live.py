@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 from http import HTTPStatus
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from threading import Event
 from urllib.parse import urlsplit
 
 import pytest
 
 from rankzero.report import live
-from rankzero.report.live import Site, served
+from rankzero.report.live import Answer, Site, served
 from rankzero.report.page import OVER_SECONDS, REFRESH_SECONDS
 from tests.support.run_directory import run_directory
 from tests.support.unreadable import shut
@@ -136,3 +140,30 @@ def test_the_server(tmp_path: Path) -> None:
         assert ask("GET", parts.path.rstrip("/"))[0].headers["Location"] == parts.path
     with served([tmp_path / "runs"]) as (again, _):
         assert urlsplit(again).path != parts.path
+
+
+def test_a_browser_that_goes_away_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each reload that comes before a page is there is one."""
+    gone, over = Event(), Event()
+    end = ThreadingHTTPServer.shutdown_request
+
+    def late(_site: Site, _target: str) -> Answer:
+        gone.wait()
+        return Answer(HTTPStatus.OK, "x" * 10_000_000)
+
+    def ended(server: ThreadingHTTPServer, request: socket.socket) -> None:
+        end(server, request)
+        over.set()
+
+    monkeypatch.setattr(Site, "get", late)
+    monkeypatch.setattr(ThreadingHTTPServer, "shutdown_request", ended)
+    with served([tmp_path]) as (url, _):
+        browser = socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as one that is killed
+        browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        browser.close()
+        gone.set()
+        over.wait()
+    assert capfd.readouterr().err == ""
