@@ -29,7 +29,10 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Where the page goes; else RUN/report.html, or compare.html here."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where the page goes (-: to stdout); else RUN/report.html, or compare.html here.",
         ),
     ] = None,
 ) -> None:
@@ -69,10 +72,29 @@ def _write(output: Path | None, roots: list[Path]) -> None:
 
     read = [read_run(root, time.time()) for root in roots]
     page = run_page(read[0]) if len(read) == 1 else compare_page(read)
+    if output == Path("-"):
+        typer.echo(page, nl=False)
+        return
     path = output or RunDir(roots[0]).page
+    if output is not None:
+        _require_ours(output)
     with place_given_by("--output"):
         write_text(path, page)
     typer.echo(shown(path))
+
+
+def _require_ours(output: Path) -> None:
+    """Raise ConfigError where a file of somebody else would be replaced, StorageError where it cannot be read."""
+    from rankzero.report.page import GENERATOR
+    from rankzero.run_dir.atomic import storage_errors
+
+    if not output.is_file():
+        return
+    with storage_errors(output), output.open("rb") as file:
+        head = file.read(4096)
+    if head and GENERATOR.encode() not in head:
+        what, hint = "there is a file that is no page of rankzero's", "name another place with --output, or remove it"
+        raise ConfigError(what, where=str(output), hint=hint)
 
 
 def _run(target: str) -> Path:

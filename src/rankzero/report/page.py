@@ -22,6 +22,8 @@ from rankzero.run_dir.atomic import write_text
 from rankzero.run_dir.evaluation import measured
 from rankzero.run_dir.paths import RunDir
 
+GENERATOR = '<meta name="generator" content="rankzero '
+"""What pages of all versions begin with, as the template has it."""
 _LONGEST_SHOWN = 20_000
 REFRESH_SECONDS, OVER_SECONDS = 5, 30
 """Between two looks at what goes on, and at what is over: that may be started again."""

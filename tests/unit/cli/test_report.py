@@ -35,6 +35,25 @@ def test_several_beside_each_other(cli: Cli) -> None:
     assert Path("both.html").read_text().count("<h1>") == 1
 
 
+@pytest.mark.parametrize("line", ["report first --output mine.html", "report first second --compare"])
+def test_no_file_of_somebody_else_is_replaced(line: str, cli: Cli) -> None:
+    """A page that was made before is: by the same command, mostly."""
+    place = Path("mine.html" if "mine" in line else "compare.html")
+    assert [cli(line).code for _ in range(2)] == [0, 0]
+    place.write_text("<!doctype html>\n<p>what I have found</p>\n")
+    done = cli(line)
+    assert done.code == 78 and f"{place}: there is a file" in done.err and "--output" in done.err
+    assert "what I have found" in place.read_text()
+    place.write_text("")
+    assert cli(line).code == 0 and "chart-loss" in place.read_text(), "as mktemp makes it"
+
+
+def test_a_page_for_another_program(cli: Cli) -> None:
+    done = cli("report first --output -")
+    assert done.code == 0 and done.out.startswith("<!doctype html>") and done.out.endswith("</html>")
+    assert not Path("-").exists()
+
+
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
