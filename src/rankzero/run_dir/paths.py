@@ -25,7 +25,7 @@ _OF_A_RUN = (
     *("metrics.jsonl", "samples.jsonl", "saves.jsonl", "starts.jsonl", "restarts.jsonl"),
 )
 """Any of them is there from before its run.yaml to the end."""
-_STEP = re.compile(r"step-(\d+)")
+_STEP = re.compile(r"step-(\d{1,18})")
 _ASIDE = "damaged-"
 
 
@@ -230,7 +230,7 @@ class RunDir:
         if link.is_symlink():
             target = os.readlink(link)
         elif link.is_file():
-            target = link.read_text(encoding="utf-8").strip()
+            target = link.read_text(encoding="utf-8", errors="replace").strip()
         else:
             return None
         match = _STEP.fullmatch(Path(target).name)

@@ -92,7 +92,7 @@ class RunView:
             "total_steps": self.total_steps,
             "loss": _finite(self.loss),
             "eval_loss": _finite(self.eval_loss),
-            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second": _finite(self.tokens_per_second),
             "eta_seconds": self.eta_seconds,
             "begun": self.begun,
             "updated": self.updated,
@@ -124,10 +124,10 @@ def view_run(root: Path) -> RunView:
         step=int(newest.get("step", steps[0] if steps else 0)),
         total_steps=(starts[-1].total_steps or None) if starts else None,
         loss=value_of(newest, "loss"),
-        eval_loss=report.get("eval_loss") if done and report else _newest_evaluation(run_dir.metrics, rows),
-        tokens_per_second=newest.get("tokens_per_second"),
+        eval_loss=_number(report.get("eval_loss")) if done and report else _newest_evaluation(run_dir.metrics, rows),
+        tokens_per_second=_number(newest.get("tokens_per_second")),
         begun=starts[0].begun if starts else None,
-        updated=starts[-1].updated if starts else newest.get("time"),
+        updated=starts[-1].updated if starts else _number(newest.get("time")),
         resumable=steps[0] if steps else None,
         error=_error(run_dir) if phase == "Failed" else "",
         starts=starts,
@@ -271,11 +271,11 @@ def _finite(value: float | None) -> float | None:
 
 def _error(run_dir: RunDir) -> str:
     error = read_error(run_dir.error) if run_dir.error.is_file() else None
-    if error is None:
+    if error is None or not error.problems:
         return ""
     problem = error.problems[0]
-    first, _, others = problem.where.partition(", ")
-    return f"{problem.what} ({first}{' and more' if others else ''})" if first else problem.what
+    first, _, others = str(problem.where).partition(", ")
+    return f"{problem.what} ({first}{' and more' if others else ''})" if first else str(problem.what)
 
 
 def _read(look: Callable[[], _T], name: str, unread: list[str]) -> _T | None:

@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 
+from rankzero.cli.local_runs import as_table, as_text
 from rankzero.errors import NonFiniteError, RankzeroError, StoppedError
 from rankzero.report import tables
+from rankzero.report.page import run_page
 from rankzero.report.run import read_run
 from rankzero.run_dir.goodput import Ending, Start, StartLine
 from rankzero.run_dir.handover import write_error
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.view import curve, rows_from_end, view_run
 from tests.support.forked import Ordeal, suffer
-from tests.support.run_directory import leave_lease
+from tests.support.run_directory import leave_lease, run_directory
 from tests.support.runs import run_here, run_root, small_spec
 from tests.support.work import calls
 
@@ -201,6 +203,32 @@ def test_half_a_file_is_no_error(name: str, content: bytes, tmp_path: Path) -> N
     write_error(tmp_path / "error.json", RankzeroError("why"), "", lambda text: text)
     (tmp_path / name).write_bytes(content)
     json.dumps(view_run(tmp_path).to_json())
+
+
+ODD = {
+    "last": [b"\xff\xfe\x80", b"checkpoints/step-" + b"9" * 5000, b"\x00"],
+    "report.json": [b'{"eval_loss": "x"}', b'{"eval_loss": NaN, "steps": NaN}', b'{"eval_loss": [1], "steps": "x"}'],
+    "metrics.jsonl": [
+        b'{"step": 1, "loss": "x", "tokens_per_second": "y"}',
+        b'{"step": 1, "loss": 1, "time": "z", "tokens_per_second": NaN}',
+    ],
+    "error.json": [
+        json.dumps({"type": "RankzeroError", "problems": problems, "traceback": ""}).encode()
+        for problems in ([], [{"what": 3, "where": 4, "hint": None}])
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, every in ODD.items() for content in every])
+def test_what_nobody_wrote_so_is_no_error(name: str, content: bytes, tmp_path: Path) -> None:
+    """Whole files with other things in them than they should have."""
+    root = run_directory(tmp_path / "run", ended="failed" if name == "error.json" else "finished")
+    (root / name).unlink(missing_ok=True)
+    (root / name).write_bytes(content)
+    seen = view_run(root)
+    json.dumps(seen.to_json(), allow_nan=False)
+    assert as_text(seen, 80, colour=False) and as_table([seen], 80, colour=False)
+    assert run_page(read_run(root, time.time())).endswith("</html>")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "report.json", "error.json"])
