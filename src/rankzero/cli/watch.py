@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankzero.cli.logs import RunArgument
+from rankzero.cli.logs import LAST_LOOKS, RunArgument
 from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 HERE_SECONDS, THERE_SECONDS = 1.0, 5.0
 """Between two looks: at files, and at a cluster's API."""
-LAST_LOOKS = 3
-"""That find a run over, one after the other, until nothing more is to come: its launcher takes a moment to say that it
-starts it again."""
 LINES = 6
 CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
 _MARGIN = 20
