@@ -44,7 +44,7 @@ from rankzero.engine.forecasting import note_timing, say_forecast
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.metrics import MetricsLog, evaluations
 from rankzero.engine.pace import Pace
 from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.process import process
@@ -174,7 +174,7 @@ def run(
         position = train_and_time(session, context, position)
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
-            "peak_memory_bytes": max(gather_objects(peak_memory(device))),
+            "peak_memory_bytes": highest_memory(run_dir, device, world),
             "stragglers": context.pace.report() if context.pace is not None else [],
         }
         report = finish(session, context, inputs, position, environment, measured)
@@ -199,6 +199,14 @@ def train_and_time(session: Session, run: RunContext, position: Position) -> Pos
     if run.world.is_main:
         note_timing(run.spec, session, position, after)
     return after
+
+
+def highest_memory(run_dir: RunDir, device: Device, world: World) -> int:
+    """What the process that needed most of this start has needed, or the main one in a start before; on the main rank
+    alone that is looked for. A collective."""
+    now: int = max(gather_objects(peak_memory(device)))
+    before = evaluations(run_dir.metrics, "peak_memory_bytes").values() if world.is_main else ()
+    return int(max([now, *before]))
 
 
 @contextmanager

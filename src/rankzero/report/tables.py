@@ -57,7 +57,7 @@ def facts(run: RunPage) -> list[tuple[str, str]]:
         found.append(("In new steps", f"{100 * run.goodput.goodput:.1f} %"))
     elif (seconds := number(run.report, "elapsed_seconds")) is not None:
         found.append(("Time", duration(seconds)))
-    # the report has the last start's alone, of all processes; the series is the main process's, of all starts
+    # a report of before has the last start's alone, and a run that has not ended well has none
     peak = max(number(run.report, "peak_memory_bytes") or 0.0, _highest(run.metrics.get("peak_memory_bytes")))
     found.append(("Peak memory", memory(peak) if peak else ""))
     return [(name, value) for name, value in found if value]

@@ -270,6 +270,17 @@ def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) 
     assert train["tokens"] * 3 == sum(row["tokens"] for row in metrics(spec)) and "Rows by their length, eval" in page
 
 
+def test_the_peak_of_memory_is_that_of_all_starts(tmp_path: Path, tiny: Path) -> None:
+    """A start that only exports needs little."""
+    spec = small_spec(tmp_path, tiny, train__max_steps=2, eval_rows=0)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(1))
+    path = run_root(spec) / "metrics.jsonl"
+    (row,) = metrics(spec)
+    path.write_text(json.dumps(row | {"peak_memory_bytes": 10**15}) + "\n")
+    assert run_here(spec)["peak_memory_bytes"] == 10**15
+
+
 def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "report.html").mkdir()
     write_page(RunDir(tmp_path))
