@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -116,14 +117,13 @@ def _serve(targets: list[str], *, compare: bool) -> None:
         raise ConfigError(
             "there is no such directory", where=missing[0], hint="name runs, or a directory that holds runs"
         )
-    try:
-        with served([_run(str(place)) for place in places] if compare else places) as (url, site):
-            chosen = urlencode([("run", name) for name in site.runs()])
-            typer.echo(f"{url}compare?{chosen}" if compare else url)
-            typer.echo("the page refreshes itself while runs go on; Ctrl-C ends this", err=True)
-            while True:
-                time.sleep(3600)
-    except OSError as error:
-        raise ServiceError(f"loopback cannot be served on: {error.strerror or error}", where="--live") from error
-    except KeyboardInterrupt:
-        return
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        try:
+            url, site = stack.enter_context(served([_run(str(place)) for place in places] if compare else places))
+        except OSError as error:
+            raise ServiceError(f"loopback cannot be served on: {error.strerror or error}", where="--live") from error
+        chosen = urlencode([("run", name) for name in site.runs()])
+        typer.echo(f"{url}compare?{chosen}" if compare else url)
+        typer.echo("the page refreshes itself; Ctrl-C ends this", err=True)
+        while True:
+            time.sleep(3600)

@@ -173,7 +173,9 @@ def test_no_such_run(cli: Cli, two: Path) -> None:
     assert cli("list nowhere").code == 78
 
 
-@pytest.mark.parametrize("command", ["list theirs/runs", "status theirs/runs/good", "report theirs/runs"])
+@pytest.mark.parametrize(
+    "command", ["list theirs/runs", "status theirs/runs/good", "report theirs/runs", "report --live theirs"]
+)
 def test_a_place_that_may_not_be_looked_at_is_said_with_the_way_out(
     command: str, cli: Cli, two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
