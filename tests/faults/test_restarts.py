@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.launch import hang, local, processes
+from rankzero.run_dir.view import view_run
 from rankzero.spec.run_options import RunOptions
 from tests.faults.injector import Fault, write_faults
 from tests.support.forked import fork_workers, run_forked
@@ -35,10 +36,17 @@ def test_a_run_that_dies_is_suspended_and_hangs_ends_as_if_undisturbed(
         Fault("holds the interpreter", rank=1, step=11),
     )
     fork_workers(monkeypatch)
-    options = RunOptions(log_level="WARNING")
+    options, pause, over = RunOptions(log_level="WARNING"), local._Local.pause, list[bool]()
+
+    def looked_at_in(again: local._Local, seconds: float) -> bool:
+        over.append(view_run(run_root(spec)).is_over)
+        return pause(again, seconds)
+
+    monkeypatch.setattr(local._Local, "pause", looked_at_in)
     report = json.loads(local.run_processes(spec, options, 2, {**os.environ, **env}, max_restarts=5))
     assert report["steps"] == 12
     said, root = capfd.readouterr().err, run_root(spec)
+    assert over == [False] * 3 and view_run(root).is_over, "who watches waits for the next start"
     lines = [json.loads(line) for line in (root / "restarts.jsonl").read_text().splitlines()]
     assert len(lines) == 3, said
     for line, newest in zip(lines, (2, 6, 10), strict=True):  # or the one before, while that was still being written

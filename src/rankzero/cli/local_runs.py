@@ -82,7 +82,7 @@ def verdict(run: RunView) -> str:
     again = "rankzero train with the same spec"
     saved = f"continues from step {run.resumable}" if run.resumable else "begins again: nothing is saved"
     if run.starts_again:
-        return f"{run.error or 'its last start has ended'}; its launcher starts it again, which {saved}"
+        return f"{run.error or 'its last start has ended'}; its launcher may start it again, which {saved}"
     match run.phase:
         case "Running":
             return f"step {progress(run)}" if run.step else "no step is done yet"

@@ -17,9 +17,6 @@ from rankzero.errors import ConfigError, UsageError
 from rankzero.wording import printable
 
 FOLLOW_SECONDS = 0.5
-LAST_LOOKS = 3
-"""That find a run over, one after the other, until nothing more is to come: its launcher takes a moment to say that it
-starts it again."""
 
 RunArgument = Annotated[
     str,
@@ -84,15 +81,15 @@ def log_lines(root: Path, rank: int, tail: int | None, *, follow: bool) -> Itera
     with file:
         lines = file.read().splitlines()
         yield from lines[len(lines) - min(tail, len(lines)) :] if tail is not None else lines
-        part, ends = "", 0
+        part = ""
         while follow:
-            ends = ends + 1 if view_run(root).is_over else 0  # before the last look, so that nothing is missed
+            is_over = view_run(root).is_over  # before the last look, so that nothing is missed
             while line := file.readline():
                 part += line
                 if part.endswith("\n"):
                     yield part[:-1]
                     part = ""
-            if ends == LAST_LOOKS:
+            if is_over:
                 break
             time.sleep(FOLLOW_SECONDS)
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankzero.cli.logs import LAST_LOOKS, RunArgument
+from rankzero.cli.logs import RunArgument
 from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
@@ -58,14 +58,13 @@ def show(page: Page, seconds: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    console, ends = Console(), 0
+    console = Console()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
                 text, over = page(console.width)
                 live.update(Text.from_ansi(text), refresh=True)
-                ends = ends + 1 if over else 0
-                if ends == LAST_LOOKS:
+                if over:
                     return
                 time.sleep(seconds)
         except KeyboardInterrupt:

@@ -62,11 +62,12 @@ from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.model.load import settled_libraries
 from rankzero.run_dir.atomic import ONE_VOLUME, remove_stale, stage_name, write_json, write_text
 from rankzero.run_dir.handover import (
+    AGAIN_VARIABLE,
     BEAT_FILE_VARIABLE,
     Beat,
     write_beat,
 )
-from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.lease import Lease, known_process
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import refuse_foreign_directory
 from rankzero.spec.process_groups import require_whole_groups
@@ -117,7 +118,7 @@ def run(
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
         refuse_foreign_directory(run_dir, spec, options.allow_changes)
-        lease = Lease(run_dir.root) if world.is_main else None
+        lease = Lease(run_dir.root, launcher=launcher()) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             hold(lease, stack)
         base = stack.enter_context(closing(FingerprintBeside(spec.own_code)))
@@ -227,6 +228,12 @@ def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dty
     from rankzero.engine.parallel.zero.parallel import deepspeed_config
 
     return deepspeed_config(spec, world, device, dtype)
+
+
+def launcher() -> dict[str, Any] | None:
+    """Who may start this run again when it has ended; None where nobody does by itself."""
+    directory = os.environ.get(AGAIN_VARIABLE)
+    return {**known_process(os.getppid()), "directory": directory} if directory else None
 
 
 def hold(lease: Lease, stack: ExitStack) -> None:

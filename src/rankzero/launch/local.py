@@ -23,7 +23,7 @@ from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, module_for, 
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
-from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
+from rankzero.run_dir.handover import AGAIN_VARIABLE, RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -52,7 +52,8 @@ def run_processes(
     Raises KeyboardInterrupt where a second Ctrl-C ended them: they have said what it cost.
     """
     local = _Local(spec, options, nproc, env, Restarts(max_restarts), begun)
-    with signals_to(local.heard, stop_signals()):  # also between two starts: a stop is one at any moment
+    # Also between two starts: a stop is one at any moment, and who watches the run waits for the next one.
+    with signals_to(local.heard, stop_signals()), start_directory() as local.own:
         while True:
             try:
                 return local.start()
@@ -79,6 +80,8 @@ class _Local:
         self._redact = Redactor(os.environ)
         self._begun = begun
         """Of the first start."""
+        self.own: Path | None = None
+        """A directory that is there until no start follows."""
         self._stop_at: float | None = None
         self._asked_by: int = signal.SIGTERM
         self._workers: Workers | None = None
@@ -101,7 +104,8 @@ class _Local:
         at, self._begun = self._begun or time.monotonic(), None
         with start_directory() as directory:
             payload = write_payload(directory, self._spec, self._options)
-            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
+            again = str(self.own) if self._restarts.made < self._restarts.most else ""
+            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri(), AGAIN_VARIABLE: again}
             if "GLOO_SOCKET_IFNAME" not in self._env and Path("/sys/class/net/lo").exists():
                 meeting["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
 

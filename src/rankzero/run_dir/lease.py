@@ -1,7 +1,7 @@
 """The lease: one run directory belongs to one run at a time. Knows nothing of what the run does.
 
 `lease.json` holds a fencing token that grows with every owner, who the owner is, since when (`taken`, Unix seconds by
-its own clock), and a heartbeat counter. An owner on
+its own clock), a heartbeat counter, and the launcher that may start it again. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
 but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, by whether its
 counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a
@@ -114,6 +114,26 @@ def holder(root: Path, *, perhaps: bool = False) -> str | None:
     return f"process {current['pid']} on {current['host']}" if ours or (perhaps and ours is None) else None
 
 
+def known_process(pid: int) -> dict[str, Any]:
+    """By what a process can be judged later, from here or from elsewhere."""
+    return {
+        "host": socket.gethostname(),
+        "namespaces": _namespaces(),
+        "pid": pid,
+        "process": _process_identity(pid),
+    }
+
+
+def starts_again(current: dict[str, Any]) -> bool:
+    """Whether the launcher that lease.json names may start its last owner again: its process lives here, and still has
+    the directory that it has for as long as it may. Elsewhere nobody can ask."""
+    launcher = current.get("launcher")
+    if not isinstance(launcher, dict) or not isinstance(launcher.get("pid"), int) or not judged_at_once(launcher):
+        return False
+    lives = _process_identity(launcher["pid"]) == launcher.get("process")
+    return lives and os.path.exists(str(launcher.get("directory")))
+
+
 class Watch:
     """A look at who holds a run directory, now and again, by one who does something else meanwhile."""
 
@@ -198,8 +218,10 @@ def _opened(guard: Path) -> IO[bytes]:
 class Lease:
     """Ownership of one run directory, kept alive by a thread until released."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, launcher: dict[str, Any] | None = None) -> None:
+        """`launcher`: the process that may start this one's work again when it has ended, and its directory."""
         self.path = root / "lease.json"
+        self._launched = {} if launcher is None else {"launcher": launcher}
         self._guard = root / ".lease.lock"
         self._token, self._taken = 0, 0.0
         self.alive_before: float | None = None
@@ -230,14 +252,14 @@ class Lease:
             raise self._held(self.read())
 
     def release(self) -> None:
-        """Give the directory back; the token stays, so that it only ever grows."""
+        """Give the directory back; the token stays, so that it only ever grows, and so does the launcher."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         with exclusive(self._guard):
             if self.read().get("token") == self._token:
-                write_text(self.path, json.dumps({"token": self._token}))
+                write_text(self.path, json.dumps({"token": self._token, **self._launched}))
 
     def _take(self, current: dict[str, Any]) -> None:
         self._token, self._taken = int(current.get("token", 0)) + 1, time.time()
@@ -266,10 +288,8 @@ class Lease:
             "taken": self._taken,
             "directory": os.path.realpath(self.path.parent),
             "identity": _identity(self.path.parent),
-            "host": socket.gethostname(),
-            "namespaces": _namespaces(),
-            "pid": os.getpid(),
-            "process": _process_identity(os.getpid()),
+            **known_process(os.getpid()),
+            **self._launched,
         }
         write_text(self.path, json.dumps({"token": self._token, "beat": beat, **holder}))
 

@@ -8,14 +8,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
 from rankzero.errors import StorageError
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
-from rankzero.run_dir.lease import Lease, holder
+from rankzero.run_dir.lease import Lease, holder, starts_again
 from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
@@ -26,9 +25,6 @@ _T = TypeVar("_T")
 
 _OF_STEPS = ("step", "input_wait", "evaluation", "save_wait", "logging", "repeated")
 """Kinds of time that come with steps."""
-_AGAIN_SECONDS = 120.0
-"""From a launcher's word that it starts a run again to its process's hold on the directory: a pause of up to 30 s, and
-imports from a slow disk."""
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
 
@@ -61,7 +57,7 @@ class RunView:
     """The last of `starts`, where it goes on. None as well where one has the directory, and not yet a line."""
     goodput: Goodput | None
     starts_again: bool = False
-    """Whether its launcher has said a moment ago that it starts it again."""
+    """Whether its launcher, which lives, may start it again."""
     unread: Sequence[str] = ()
     """What of the directory could not be read, and why: `report.json: Permission denied`. The phase is Unknown then."""
 
@@ -133,7 +129,7 @@ def view_run(root: Path) -> RunView:
         starts=starts,
         under_way=under_way,
         goodput=summed_up(starts) if starts else None,
-        starts_again=phase in ("Failed", "Stopped", "Killed") and _is_announced(run_dir.restarts, starts),
+        starts_again=phase in ("Failed", "Stopped", "Killed") and starts_again(lease),
         unread=unread,
     )
 
@@ -207,17 +203,6 @@ def _phase(root: Path, lease: dict[str, Any], starts: Sequence[Start], report: M
         "failed": "Failed",
     }
     return phases.get(ended, "Unknown")
-
-
-def _is_announced(restarts: Path, starts: Sequence[Start]) -> bool:
-    """Whether the last word of a launcher is younger than any start's, and not so old that it has come to nothing."""
-    told = next(rows_from_end(restarts), {}).get("time")
-    try:
-        at = datetime.fromisoformat(str(told)).timestamp()
-    except (ValueError, OverflowError):
-        return False
-    last = starts[-1].updated if starts else 0.0
-    return at + 1.0 >= last and time.time() < at + _AGAIN_SECONDS  # its time is in whole seconds
 
 
 def _has_a_line(lease: Mapping[str, Any], starts: Sequence[Start]) -> bool:

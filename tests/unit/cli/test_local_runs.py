@@ -10,7 +10,6 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import yaml
 from rankzero.api.specs import load_spec
 from rankzero.cli import watch
 from rankzero.cli.local_runs import as_table, local_runs, sparkline
-from rankzero.cli.logs import LAST_LOOKS, log_lines
+from rankzero.cli.logs import log_lines
 from rankzero.errors import RankzeroError
 from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.handover import write_error
@@ -254,22 +253,6 @@ def test_logs_are_followed_to_the_end_of_the_run(two: Path, monkeypatch: pytest.
     assert heard[1:] == ["four", "five"]
 
 
-def test_logs_are_followed_into_the_next_start(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launcher says that it starts the run again a moment after the end."""
-    root, looks = two / "good", iter([False, True, False, *[True] * LAST_LOOKS])
-
-    def look(_root: Path) -> object:
-        over = next(looks)
-        if not over:
-            with (root / "logs/rank-0.log").open("a") as file:
-                file.write("of the next start\n")
-        return SimpleNamespace(is_over=over)
-
-    monkeypatch.setattr("rankzero.cli.logs.FOLLOW_SECONDS", 0.0)
-    monkeypatch.setattr("rankzero.run_dir.view.view_run", look)
-    assert list(log_lines(root, 0, 0, follow=True)) == ["of the next start"] * 2 and next(looks, None) is None
-
-
 def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "gpu_lines", lambda: ["GPU  0   97 %  1,000 of 80,000 MiB"])
     text, over = watch.page_of_here(two / "good", 60)
@@ -371,12 +354,12 @@ def test_a_driver_that_does_not_answer_ends_no_page(
     assert "two" in watch.page_of_here(two / "good", 60)[0].splitlines()
 
 
-def test_watch_leaves_when_a_run_stays_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look may come between an end and its launcher's word that the run is started again."""
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    looks = iter([False, True, True, False, False, *[True] * LAST_LOOKS])
-    watch.show(lambda width: ("", next(looks)), 1.0)
-    assert next(looks, None) is None
+def test_watch_leaves_at_once_when_a_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    looks = iter([False, True])
+    watch.show(lambda width: ("", next(looks)), 5.0)
+    assert slept == [5.0]
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(cli: Cli, two: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from rankzero.errors import ConfigError, DataError, RankzeroError, ServiceError, StoppedError, StorageError
 from rankzero.launch import local
 from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.run_dir import handover
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -131,6 +132,24 @@ def test_what_is_final_is_not_tried_again(
     with pytest.raises(type(error)):
         local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3)
     assert starts.count == 1 and not run_root(spec).exists()
+
+
+def test_while_a_start_may_be_followed_by_another_its_processes_know_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the launcher lets go of the run, as its process may go on: they note it for who watches."""
+    spec, told = small_spec(tmp_path, tmp_path), list[str]()
+
+    def no_start(_directory: object, _ranks: object, _payload: object, env: dict[str, str], *_: object) -> None:
+        told.append(env[handover.AGAIN_VARIABLE])
+        assert not told[-1] or Path(told[-1]).is_dir()
+        raise killed(3)
+
+    monkeypatch.setattr(local, "started", no_start)
+    monkeypatch.setattr(local, "PAUSE_SECONDS", (0.0,))
+    with pytest.raises(RankzeroError):
+        local.run_processes(spec, RunOptions(), 2, {handover.AGAIN_VARIABLE: "of another run"}, max_restarts=2)
+    assert told[0] and told == [told[0], told[0], ""] and not Path(told[0]).exists()
 
 
 def test_a_stop_between_two_starts_is_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rankzero.report.page import run_page
 from rankzero.report.run import read_run
 from rankzero.run_dir.goodput import Ending, Start, StartLine
 from rankzero.run_dir.handover import write_error
-from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.lease import Lease, known_process
 from rankzero.run_dir.view import curve, rows_from_end, view_run
 from tests.support.forked import Ordeal, suffer
 from tests.support.run_directory import leave_lease, run_directory
@@ -153,27 +152,28 @@ def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", ["failed", "stopped", None])
-def test_one_that_its_launcher_starts_again_is_not_over(ended: Ending | None, tmp_path: Path) -> None:
-    """Between the end of a start and the next one: whoever watches waits."""
-    root = tmp_path / "run"
+def test_one_whose_launcher_may_start_it_again_is_not_over(ended: Ending | None, tmp_path: Path) -> None:
+    """Between the end of a start and the next one whoever watches waits: for a launcher that lives, and has not let
+    go of the run, as a program does that goes on after it."""
+    root, own = tmp_path / "run", tmp_path / "launcher"
+    own.mkdir()
+    lease = Lease(root, launcher={**known_process(os.getppid()), "directory": str(own)})
+    lease.acquire()
     start(root, step=4, ended=ended)
-    leave_lease(root)
+    left = json.loads(lease.path.read_text()) | {"pid": 2**22 + 1, "process": "gone"}
+    lease.release()
+    if ended is None:
+        lease.path.write_text(json.dumps(left))
+    seen = view_run(root)
+    assert (seen.is_over, seen.starts_again) == (False, True)
+    here = json.loads(lease.path.read_text())
+    for other in ({"process": "gone"}, {"host": "elsewhere"}, {"pid": "x"}):
+        lease.path.write_text(json.dumps(here | {"launcher": here["launcher"] | other}))
+        assert view_run(root).is_over, other
+    lease.path.write_text(json.dumps(here | {"launcher": "x"}))
     assert view_run(root).is_over
-    for seconds, again in ((0, True), (-30, True), (-3600, False)):
-        at = datetime.now(UTC) + timedelta(seconds=seconds)
-        entry = {"time": at.isoformat(timespec="seconds"), "restart": 1, "from_step": None, "what": "why"}
-        (root / "restarts.jsonl").write_text(json.dumps(entry) + "\n")
-        line = json.loads((root / "starts.jsonl").read_text())
-        (root / "starts.jsonl").write_text(json.dumps(line | {"updated": at.timestamp()}) + "\n")
-        seen = view_run(root)
-        assert (seen.is_over, seen.starts_again) == (not again, again), seconds
-    (root / "restarts.jsonl").write_text(json.dumps(entry | {"time": datetime.now(UTC).isoformat()}) + "\n")
-    start(root, step=5, ended=ended)  # was the start that followed it
-    lines = (root / "starts.jsonl").read_text().splitlines()
-    later = json.loads(lines[-1]) | {"updated": datetime.now(UTC).timestamp() + 60}
-    (root / "starts.jsonl").write_text("\n".join([*lines[:-1], json.dumps(later)]) + "\n")
-    assert view_run(root).is_over
-    (root / "restarts.jsonl").write_text('{"time": "yesterday"}\n')
+    lease.path.write_text(json.dumps(here))
+    own.rmdir()
     assert view_run(root).is_over
 
 
