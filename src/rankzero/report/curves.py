@@ -108,20 +108,22 @@ class _Drawn:
 
 _Group = tuple[str, str, list[_Drawn]]
 """Title, key and lines of a chart."""
+Undrawn = tuple[str, str, str, str, str]
+"""(metric, first, last, lowest, highest) of one that has no chart."""
 Runs = Sequence[tuple[str, Mapping[str, Series]]]
 """(name, metrics) of each."""
 
 
-def charts(runs: Runs, starts: Sequence[int] = ()) -> list[Chart]:
-    """A chart of each metric, those with names first; of very many, the first ones. Where runs are several, each has a
-    colour; `starts`: steps that later starts of the one run went on from."""
-    return [_chart(title, key, drawn, starts) for title, key, drawn in _split(runs)[0]]
+def charts(runs: Runs, starts: Sequence[int] = ()) -> tuple[list[Chart], list[Undrawn]]:
+    """A chart of each metric, those with names first, and what has none: of very many, all but the first ones. Where
+    runs are several, each has a colour; `starts`: steps that later starts of the one run went on from."""
+    made, left = _split(runs)
+    return [_chart(title, key, drawn, starts) for title, key, drawn in made], _undrawn(left)
 
 
-def undrawn(runs: Runs) -> list[tuple[str, str, str, str, str]]:
-    """(metric, first, last, lowest, highest) of those that have no chart."""
+def _undrawn(left: Sequence[_Group]) -> list[Undrawn]:
     rows = []
-    for title, key, drawn in _split(runs)[1]:
+    for title, key, drawn in left:
         for one in drawn:
             _, *ends = _span(one, _writer(key))
             rows.append((_label(title, one.label), *ends))

@@ -10,11 +10,12 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import is_
 from pathlib import Path
 from threading import Lock, Thread
 from urllib.parse import parse_qs, quote, unquote
@@ -26,6 +27,8 @@ from rankzero.run_dir.result import runs_in
 
 LOOPBACK = "127.0.0.1"
 _MOST_COMPARED = 12
+_MOST_KEPT = 16
+"""Pages, of which each may be a MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Site:
         self._places, self._token = tuple(places), token
         self._title = "Runs in " + ", ".join(str(place) for place in places)
         self._read: dict[Path, tuple[object, RunPage]] = {}
+        self._drawn: dict[tuple[Path, ...], tuple[Sequence[RunPage], str]] = {}
+        """The page of one run, or of several beside each other, and what it was drawn of; the last asked for last."""
         self._lock = Lock()
 
     def get(self, target: str) -> Answer:
@@ -64,7 +69,7 @@ class Site:
                 return Answer(HTTPStatus.OK, index_page(self._title, rows, Live(REFRESH_SECONDS)))
             case ["run", name, ""] if (root := runs.get(name) or runs.get(_key(unquote(name)))) is not None:
                 run = self._page_of(root)
-                return Answer(HTTPStatus.OK, run_page(run, refreshed([run], "../../")))
+                return self._kept([run], [root], lambda: run_page(run, refreshed([run], "../../")))
             case ["compare"]:
                 chosen = dict.fromkeys(parse_qs(query).get("run", ()))
                 return self._compared(runs, [runs[name] for name in chosen if name in runs])
@@ -90,7 +95,20 @@ class Site:
             return Answer(HTTPStatus.OK, index_page("Which runs?", rows, Live(refresh=0, home="./")))
         runs = [self._page_of(root) for root in roots[:_MOST_COMPARED]]
         left_out = [os.path.basename(os.path.realpath(root)) for root in roots[_MOST_COMPARED:]]  # as the list has them
-        return Answer(HTTPStatus.OK, compare_page(runs, refreshed(runs, "./"), left_out=left_out))
+        return self._kept(runs, roots, lambda: compare_page(runs, refreshed(runs, "./"), left_out=left_out))
+
+    def _kept(self, runs: Sequence[RunPage], roots: Sequence[Path], draw: Callable[[], str]) -> Answer:
+        """The page of these, drawn again where one of them was read again."""
+        key = tuple(roots)
+        with self._lock:
+            known = self._drawn.pop(key, None)
+        if known is None or not all(map(is_, known[0], runs)):
+            known = runs, draw()
+        with self._lock:
+            self._drawn[key] = known
+            if len(self._drawn) > _MOST_KEPT:
+                del self._drawn[next(iter(self._drawn))]
+        return Answer(HTTPStatus.OK, known[1])
 
     def _page_of(self, root: Path) -> RunPage:
         """What a run directory says, read again where a file of it has changed. Whether a run that goes on still does

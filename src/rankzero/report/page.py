@@ -16,7 +16,7 @@ from rankzero import __version__
 from rankzero.html.page import environment
 from rankzero.redaction import Redactor
 from rankzero.report import tables
-from rankzero.report.curves import HEIGHT, WIDTH, bars, charts, undrawn
+from rankzero.report.curves import HEIGHT, WIDTH, bars, charts
 from rankzero.report.run import RunPage, read_run
 from rankzero.run_dir.atomic import write_text
 from rankzero.run_dir.evaluation import measured
@@ -55,14 +55,15 @@ def run_page(run: RunPage, live: Live | None = None) -> str:
     shares, kinds = tables.times(run)
     heads, rows = tables.data_rows(run)
     later = [start.from_step for start in run.starts[1:] if start.from_step]
+    drawn, undrawn = charts([(run.name, run.metrics)], later)
     return _render(
         "run.html.jinja",
         live,
         title=run.name,
         run=run,
         facts=tables.facts(run),
-        charts=charts([(run.name, run.metrics)], later),
-        undrawn=undrawn([(run.name, run.metrics)]),
+        charts=drawn,
+        undrawn=undrawn,
         samples=tables.asked(run.samples),
         shares=shares,
         kinds=kinds,
@@ -70,7 +71,7 @@ def run_page(run: RunPage, live: Live | None = None) -> str:
         started=tables.started(run),
         data_heads=heads,
         data_rows=rows,
-        lengths=[(name, drawn) for name, part in run.data.items() if (drawn := bars(part)) is not None],
+        lengths=[(name, found) for name, part in run.data.items() if (found := bars(part)) is not None],
         saved=tables.saved(run),
         measured=measured(run.evaluation),
         merged=tables.merged(run),
@@ -83,7 +84,7 @@ def compare_page(runs: Sequence[RunPage], live: Live | None = None, *, left_out:
     """Several runs beside each other: curves in one chart, results, and the fields in which their specs differ.
     `left_out` are names of others that were asked for."""
     names = _unique([run.name for run in runs])
-    curves = [(name, run.metrics) for name, run in zip(names, runs, strict=True)]
+    drawn, undrawn = charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)])
     return _render(
         "compare.html.jinja",
         live,
@@ -91,8 +92,8 @@ def compare_page(runs: Sequence[RunPage], live: Live | None = None, *, left_out:
         names=names,
         runs=runs,
         left_out=left_out,
-        charts=charts(curves),
-        undrawn=undrawn(curves),
+        charts=drawn,
+        undrawn=undrawn,
         results=tables.results(runs),
         spec=tables.differences([run.spec for run in runs]),
         environment=tables.differences([run.environment for run in runs]),

@@ -89,6 +89,28 @@ def test_a_page_is_made_again_when_its_run_has_changed(tmp_path: Path, monkeypat
     assert "run/third/" in ours.get(f"/{TOKEN}/").body
 
 
+def test_a_page_is_drawn_again_when_one_of_its_runs_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tab that is left open asks for it every 30 s, and of a long run it takes seconds."""
+    ours, drawn = site(tmp_path), list[str]()
+    run_directory(tmp_path / "runs/third", name="third")
+    for name in ("run_page", "compare_page"):
+        real = getattr(live, name)
+        monkeypatch.setattr(live, name, lambda *a, _real=real, _name=name, **k: drawn.append(_name) or _real(*a, **k))
+    asked = ["run/first/", "compare?run=first&run=third", "compare?run=third&run=first"]
+    for _ in range(3):
+        bodies = [ours.get(f"/{TOKEN}/{target}").body for target in asked]
+    assert drawn == ["run_page", "compare_page", "compare_page"] and len(set(bodies)) == 3
+    with (tmp_path / "runs/first/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 61, "loss": 123.0}) + "\n")
+    assert all("123" in ours.get(f"/{TOKEN}/{target}").body for target in asked)
+    for number in range(live._MOST_KEPT):
+        ours.get(f"/{TOKEN}/compare?run=third&run=first&run={number}")
+        ours.get(f"/{TOKEN}/run/third/?{number}")
+    assert len(drawn) == 7, "what names no run is no page of its own"
+
+
 @pytest.mark.parametrize("name", ["lease.json", "starts.jsonl", "report.json", "checkpoints"])
 def test_a_run_that_cannot_be_read_takes_no_other_along(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

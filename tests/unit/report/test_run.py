@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_at_last_is_no_end_of_its_fall(tmp_path: Path)
     facts = dict(tables.facts(page))
     assert (facts["Loss"], facts["Eval loss"]) == ("3.807 → nan", "4 → nan")
     assert "loss 3.807 → nan" in tables.summary(page)
-    (drawn,) = (chart for chart in charts([("run", page.metrics)]) if chart.key == "loss")
+    (drawn,) = (chart for chart in charts([("run", page.metrics)])[0] if chart.key == "loss")
     assert [span[2] for span in drawn.spans] == ["nan", "nan"], "as in the table below the curve"
     run.metrics.write_text('{"step": 1, "loss": null}\n')
     assert dict(tables.facts(read_run(run.root, BEGUN)))["Loss"] == "nan"

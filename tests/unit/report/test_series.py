@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankzero.report.curves import NAMED, charts, undrawn
+from rankzero.report.curves import NAMED, charts
 from rankzero.report.reading import Reader
 from rankzero.report.series import COLUMNS, MEANS, Series, means, pieces, read_series
 from rankzero.report.ticks import linear, logarithmic, of_memory, padded, plain
@@ -117,13 +117,13 @@ def test_charts_have_what_belongs_together_and_nothing_twice() -> None:
         "grad_norm": series([1.0] * 60 + [500.0]),
         "accuracy": series([math.nan]),
     }
-    loss, norm, memory_used = charts([("run", metrics)], [2, 99])
+    loss, norm, memory_used = charts([("run", metrics)], [2, 99])[0]
     assert [label for label, _, _ in loss.labels] == ["train", "eval"]
     assert [mark.text for mark in loss.starts] == ["continued after step 2"]
     assert norm.title == "Gradient norm" and norm.log and not loss.log
     assert memory_used.title == "Peak memory" and memory_used.spans == (("", "1.0 GB", "2.0 GB", "1.0 GB", "2.0 GB"),)
     assert loss.rows[0] == ("1", "3", "3") and loss.rows[-1] == ("3", "1", "")
-    assert charts([("run", {})]) == []
+    assert charts([("run", {})])[0] == []
 
 
 def test_what_is_not_drawn_is_named_with_its_ends() -> None:
@@ -132,18 +132,20 @@ def test_what_is_not_drawn_is_named_with_its_ends() -> None:
     rows = [{"step": step, "loss": 1.0, **dict.fromkeys(names, [4.0, 9.0, 1.0, 3.0][step % 4])} for step in range(101)]
     rows[-1] |= {"eval_loss": 2.0, "late": None}
     runs = [("run", read_series(rows, NAMED))]
-    drawn, left = charts(runs), undrawn(runs)
+    drawn, left = charts(runs)
     assert len(drawn) == 24 and drawn[0].key == "loss" and [span[0] for span in drawn[0].spans] == ["train", "eval"]
     assert [row[0] for row in left] == [f"Mine {number:03}" for number in range(23, 130)]
     assert {row[1:] for row in left} == {("4", "4", "1", "9")}
     assert max(len(one) for name, one in runs[0][1].items() if name > "mine_100" and name != "late") < 20
-    assert undrawn([("run", read_series(rows[:1], NAMED)), ("other", {"loss": series([1.0])})])[0][0] == "Mine 023, run"
-    assert undrawn([("run", {"loss": series([1.0])})]) == []
+    assert (
+        charts([("run", read_series(rows[:1], NAMED)), ("other", {"loss": series([1.0])})])[1][0][0] == "Mine 023, run"
+    )
+    assert charts([("run", {"loss": series([1.0])})])[1] == []
 
 
 def test_not_even_names_are_without_end() -> None:
     rows = [{"step": step, f"of_{step}": 1.0} for step in range(500)]
-    left = undrawn([("run", read_series(rows, NAMED))])
+    left = charts([("run", read_series(rows, NAMED))])[1]
     assert len(left) == 201 and left[-1] == ("and 276 more", "", "", "", "")
 
 
@@ -152,9 +154,9 @@ def test_runs_beside_each_other_have_lines_that_differ(members: tuple[str, ...],
     """By colour and dash, also where only some were evaluated; the first six lines by their dash alone."""
     metrics = {name: series([2.0, 1.0]) for name in members}
     runs = [(f"run {number}", metrics if number % 5 else {members[0]: series([1.0])}) for number in range(distinct)]
-    (chart,) = charts(runs)
+    (chart,) = charts(runs)[0]
     assert len({(colour, dash) for _, colour, dash in chart.labels}) == len(chart.labels)
-    (whole,) = charts([(name, metrics) for name, _ in runs])
+    (whole,) = charts([(name, metrics) for name, _ in runs])[0]
     assert len({dash for _, _, dash in whole.labels[:6]}) == 6
 
 
@@ -163,17 +165,17 @@ def test_what_a_line_through_the_noise_is_the_mean_of_is_said_in_steps() -> None
     rare = Series()
     rare.steps.extend(range(0, 30_001, 100))
     rare.values.extend([1.0] * 301)
-    (alone,) = charts([("a", {"eval_loss": rare})])
+    (alone,) = charts([("a", {"eval_loss": rare})])[0]
     assert alone.averaged == "300 steps"
-    (both,) = charts([("a", {"loss": series([1.0] * 250), "eval_loss": rare})])
+    (both,) = charts([("a", {"loss": series([1.0] * 250), "eval_loss": rare})])[0]
     assert both.averaged == "3 to 300 steps"
-    (few,) = charts([("a", {"loss": series([1.0] * 100)})])
+    (few,) = charts([("a", {"loss": series([1.0] * 100)})])[0]
     assert few.averaged == ""
 
 
 def test_paths_are_numbers_alone() -> None:
     chance = random.Random(1)
-    for chart in charts([("<a>", {"loss": series([chance.gauss(0, 1e9) for _ in range(2000)])})]):
+    for chart in charts([("<a>", {"loss": series([chance.gauss(0, 1e9) for _ in range(2000)])})])[0]:
         for line in chart.lines:
             assert re.fullmatch(r"(?:[MLh]|\d+\.\d |\d+\.\d|0)+", line.path), line.path[:80]
             places = [float(one) for one in re.findall(r"\d+\.\d", line.path)]
