@@ -13,7 +13,7 @@ import typer
 
 from rankzero.cli.completion import run_names
 from rankzero.cli.render import ClusterOption
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, StorageError, UsageError
 from rankzero.wording import printable
 
 FOLLOW_SECONDS = 0.5
@@ -67,7 +67,8 @@ def logs(
 
 
 def log_lines(root: Path, rank: int, tail: int | None, *, follow: bool) -> Iterator[str]:
-    """The log of a process of a run of this machine. With `follow` until the run has ended. Raises ConfigError."""
+    """The log of a process of a run of this machine. With `follow` until the run has ended. Raises ConfigError, and
+    StorageError where nobody can tell whether it has: its directory cannot be read, at two looks."""
     from rankzero.run_dir.paths import RunDir
     from rankzero.run_dir.view import view_run
 
@@ -81,16 +82,20 @@ def log_lines(root: Path, rank: int, tail: int | None, *, follow: bool) -> Itera
     with file:
         lines = file.read().splitlines()
         yield from lines[len(lines) - min(tail, len(lines)) :] if tail is not None else lines
-        part = ""
+        part, unread = "", list[str]()
         while follow:
-            is_over = view_run(root).is_over  # before the last look, so that nothing is missed
+            run = view_run(root)  # before the last look, so that nothing is missed
             while line := file.readline():
                 part += line
                 if part.endswith("\n"):
                     yield part[:-1]
                     part = ""
-            if is_over:
+            if run.is_over:
                 break
+            if run.phase == "Unknown" and run.unread and run.unread == unread:
+                what = f"nobody can tell whether it is over: {run.unread[0]}"
+                raise StorageError(what, where=str(root), hint="without --follow its log is printed once")
+            unread = run.unread
             time.sleep(FOLLOW_SECONDS)
 
 

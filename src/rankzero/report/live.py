@@ -111,12 +111,11 @@ class Site:
         return Answer(HTTPStatus.OK, known[1])
 
     def _page_of(self, root: Path) -> RunPage:
-        """What a run directory says, read again where a file of it has changed. Whether a run that goes on still does
-        is asked each time: a killed process changes no file."""
+        """What a run directory says, read again where a file of it has changed, or need not have."""
         stamp = _stamp(root)
         with self._lock:
             known = self._read.get(root)
-        if known is not None and known[0] == stamp and not known[1].goes_on:
+        if known is not None and known[0] == stamp and not known[1].may_change_unseen:
             return known[1]
         run = read_run(root, time.time())
         with self._lock:

@@ -92,6 +92,7 @@ class RunPage:
     name: str
     read_at: float
     """Unix seconds."""
+    seen: RunView
     state: State
     metrics: Mapping[str, Series]
     report: Mapping[str, Any]
@@ -115,8 +116,14 @@ class RunPage:
 
     @property
     def goes_on(self) -> bool:
-        """Whether somebody trains it at this moment, or may do so elsewhere."""
-        return self.state.word in ("running", "unknown")
+        """Whether somebody trains it at this moment, or will by itself, or may do so elsewhere."""
+        return not self.seen.is_over and not (self.seen.unread and self.seen.phase == "Unknown")
+
+    @property
+    def may_change_unseen(self) -> bool:
+        """Whether it may be otherwise though no file has changed: a process that ends without a word changes none, nor
+        does a volume that can be read again."""
+        return self.seen.phase == "Running" or self.seen.starts_again or bool(self.seen.unread)
 
     @property
     def model(self) -> str:
@@ -175,6 +182,7 @@ def read_run(root: Path, now: float) -> RunPage:
         root=root,
         name=str(spec.get("name") or report.get("name") or root.name),
         read_at=now,
+        seen=view,
         state=_state(view, report, began=bool(view.starts), logged=bool(metrics)),
         metrics=metrics,
         report=report,
@@ -196,12 +204,12 @@ def read_run(root: Path, now: float) -> RunPage:
 def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: bool) -> State:
     """In words; `began`: a start has noted how it does, `logged`: there are metrics."""
     again = "give its command again to continue"
-    if view.unread:
-        return State("unknown", view.unread[0])
     if view.phase == "Running":
         total = f"step {view.step:,} of {view.total_steps:,}" if view.total_steps else ""
         left = "" if view.eta_seconds is None else f", {duration(view.eta_seconds)} left at this pace"
         return State("running", total + left)
+    if view.unread:
+        return State("unknown", view.unread[0])
     if not began and not report:
         return _UNTOLD if logged else State("not started", "nothing was trained yet")
     if view.phase == "Succeeded":

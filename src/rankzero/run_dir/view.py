@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
@@ -58,8 +58,9 @@ class RunView:
     goodput: Goodput | None
     starts_again: bool = False
     """Whether its launcher, which lives, may start it again."""
-    unread: Sequence[str] = ()
-    """What of the directory could not be read, and why: `report.json: Permission denied`. The phase is Unknown then."""
+    unread: list[str] = field(default_factory=list)
+    """What of the directory could not be read, and why: `report.json: Permission denied`. The phase is Unknown then,
+    unless a process here has it."""
 
     @property
     def name(self) -> str:
@@ -96,7 +97,7 @@ class RunView:
             "error": self.error,
             "goodput": None if self.goodput is None else self.goodput.to_json(),
             "starts_again": self.starts_again,
-            "unread": list(self.unread),
+            "unread": self.unread,
         }
 
 
@@ -109,7 +110,7 @@ def view_run(root: Path) -> RunView:
     steps = _read(run_dir.committed_steps, "checkpoints", unread) or []
     rows = list(rows_from_end(run_dir.metrics))
     newest = next((row for row in rows if _has(row, "loss") and isinstance(row.get("step"), int)), {})
-    phase = "Unknown" if unread else _phase(root, lease, starts, report)
+    phase = _phase(root, lease, starts, report, unread)
     goes_on = phase == "Running" and _has_a_line(lease, starts) and starts[-1].ended is None
     under_way = _up_to_now(starts[-1]) if goes_on else None
     starts = starts if under_way is None else [*starts[:-1], under_way]
@@ -187,10 +188,18 @@ def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
     return sorted(points.items())
 
 
-def _phase(root: Path, lease: dict[str, Any], starts: Sequence[Start], report: Mapping[str, Any] | None) -> Phase:
+def _phase(
+    root: Path,
+    lease: dict[str, Any],
+    starts: Sequence[Start],
+    report: Mapping[str, Any] | None,
+    unread: Sequence[str],
+) -> Phase:
     said = _has_a_line(lease, starts) and starts[-1].ended  # this process writes its page when its start has ended
-    if holder(root, perhaps=True) is not None and not (said and lease.get("pid") == os.getpid()):
+    if lease and holder(root, perhaps=True) is not None and not (said and lease.get("pid") == os.getpid()):
         return "Running"
+    if unread:
+        return "Unknown"
     if not starts:
         return "Succeeded" if report is not None else "Stopped"
     ended = starts[-1].ended

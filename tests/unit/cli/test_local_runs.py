@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,11 @@ from rankzero.cli import watch
 from rankzero.cli.local_runs import as_table, local_runs, sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.errors import RankzeroError
+from rankzero.report.run import read_run
 from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.handover import write_error
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.view import RunView, view_run
 from tests.support.cli import Cli
 from tests.support.evidence import named
 from tests.support.run_directory import run_directory
@@ -251,6 +256,37 @@ def test_logs_are_followed_to_the_end_of_the_run(two: Path, monkeypatch: pytest.
         running.communicate("")
     thread.join(300)
     assert heard[1:] == ["four", "five"]
+
+
+def test_logs_of_a_run_that_cannot_be_read_end_with_the_reason(
+    cli: Cli, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is over will not be known. Seen once, that may pass."""
+    monkeypatch.setattr("rankzero.cli.logs.FOLLOW_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        shut(patch, two / "good/starts.jsonl")
+        done = cli("logs good --tail 2 --follow")
+    assert (done.code, done.out.split()) == (74, ["two"]) and "starts.jsonl: Permission denied" in done.err
+    looks, real = itertools.count(), view_run
+
+    def look(root: Path) -> RunView:
+        seen = real(root)
+        return seen if next(looks) else replace(seen, phase="Unknown", unread=["report.json: Input/output error"])
+
+    monkeypatch.setattr("rankzero.run_dir.view.view_run", look)
+    assert cli("logs good --tail 1 --follow").code == 0 and next(looks) == 2
+
+
+def test_a_run_that_goes_on_runs_whatever_else_cannot_be_read(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = run_directory(two / "theirs")
+    lease = Lease(root)
+    lease.acquire()
+    shut(monkeypatch, root / "report.json")
+    seen, page = view_run(root), read_run(root, time.time())
+    lease.release()
+    assert (seen.phase, page.state.word) == ("Running", "running")
+    assert [one.what for one in page.notices if one.where == "run directory"] == ["report.json: Permission denied"]
+    assert view_run(root).phase == "Unknown"
 
 
 def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,7 @@ def test_a_run_that_cannot_be_read_takes_no_other_along(
     page = ours.get(f"/{TOKEN}/run/first/").body
     assert f"Unknown: {name}: Permission denied" in page
     assert page.count(f"{name}: Permission denied") == 2, "once among the warnings"
+    assert LATER in page, "nothing says that it goes on"
 
 
 SOON, LATER = (f'http-equiv="refresh" content="{seconds}"' for seconds in (REFRESH_SECONDS, OVER_SECONDS))
