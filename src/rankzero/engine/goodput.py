@@ -111,6 +111,7 @@ class Ledger:
         *,
         alive_before: float | None,
         world_size: int,
+        owner: str,
         at_end: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
         """Note in the run directory where the time goes, until the block ends, and how it did. `alive_before`: when the
@@ -120,7 +121,7 @@ class Ledger:
         try:
             self._before = read_starts(run_dir.starts)
             self._reached = max((start.step for start in self._before), default=0)
-            start = Start(begun=begun, updated=begun, alive_before=alive_before, world_size=world_size)
+            start = Start(begun=begun, updated=begun, alive_before=alive_before, world_size=world_size, owner=owner)
             self._line = StartLine(run_dir.starts, start)
         except OSError as error:
             logger.warning("[STEP] where the time goes is not noted: %s", error.strerror or error)

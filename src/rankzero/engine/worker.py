@@ -307,8 +307,15 @@ def begin_records(
     run_dir: RunDir, lease: Lease, ledger: Ledger, world: World, deepspeed: dict[str, Any] | None, stack: ExitStack
 ) -> None:
     """What the main rank keeps of this start from now on, until the run is over."""
-    alive, at_end = lease.alive_before, partial(write_page, run_dir)
-    stack.enter_context(ledger.kept_in(run_dir, alive_before=alive, world_size=world.world_size, at_end=at_end))
+    stack.enter_context(
+        ledger.kept_in(
+            run_dir,
+            alive_before=lease.alive_before,
+            world_size=world.world_size,
+            owner=lease.owner,
+            at_end=partial(write_page, run_dir),
+        )
+    )
     if deepspeed is not None:
         write_json(run_dir.root / "deepspeed.json", deepspeed)
 

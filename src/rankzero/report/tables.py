@@ -14,7 +14,7 @@ from rankzero.report.reading import inner, leaves, number
 from rankzero.report.run import RunPage, Sample
 from rankzero.report.series import Series
 from rankzero.report.ticks import memory, plain
-from rankzero.run_dir.goodput import KINDS, START_UP, held_seconds
+from rankzero.run_dir.goodput import KINDS, START_UP, Start, held_seconds
 from rankzero.spec.tasks import MEASURES
 from rankzero.wording import counted, duration
 
@@ -127,10 +127,17 @@ def started(run: RunPage) -> list[Row]:
             f"{start.from_step:,}",
             f"{start.step:,}",
             duration(sum(start.seconds.values())),
-            start.ended or ("running" if start is run.under_way else "killed"),
+            start.ended or _without_a_word(run, start),
         )
         for count, start in enumerate(run.starts, 1)
     ]
+
+
+def _without_a_word(run: RunPage, start: Start) -> str:
+    """How one is that has not said how it ended; "" where nobody can tell."""
+    if start is run.under_way:
+        return "running"
+    return "" if run.seen.may_go_on and start is run.starts[-1] else "killed"
 
 
 def saved(run: RunPage) -> list[Row]:

@@ -73,6 +73,8 @@ class Start:
     """Evaluations of earlier steps are compared with none: they were of other data, tokens or weights."""
     kind: str = ""
     """What it does since `updated`; "" in lines of before, which do not say."""
+    owner: str = ""
+    """As which it has the directory, as lease.json has it; "" in lines of before."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -163,6 +165,7 @@ def _start(line: str) -> Start | None:
             world_size=int(value.get("world_size", 0)),
             compared_from=int(value.get("compared_from", 0)),
             kind=str(value.get("kind", "")),
+            owner=str(value.get("owner", "")),
             seconds=seconds,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -193,7 +196,8 @@ class StartLine:
             f'{{"begun": {start.begun:.3f}, "updated": {start.updated:.3f}, "from_step": {start.from_step}, '
             f'"step": {start.step}, "total_steps": {start.total_steps}, "ended": {ended}, '
             f'"alive_before": {alive}, "world_size": {start.world_size}, '
-            f'"compared_from": {start.compared_from}, "kind": "{start.kind}", "seconds": {{{spent}}}}}'
+            f'"compared_from": {start.compared_from}, "kind": "{start.kind}", '
+            f'"owner": "{start.owner}", "seconds": {{{spent}}}}}'
         )
         os.pwrite(self._file, text.ljust(LINE_BYTES - 1).encode() + b"\n", self._at)
 

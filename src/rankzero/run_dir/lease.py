@@ -1,7 +1,7 @@
 """The lease: one run directory belongs to one run at a time. Knows nothing of what the run does.
 
-`lease.json` holds a fencing token that grows with every owner, who the owner is, since when (`taken`, Unix seconds by
-its own clock), a heartbeat counter, and the launcher that may start it again. An owner on
+`lease.json` holds a fencing token that grows with every owner, who the owner is (`owner`, a random name, since a
+copy's tokens begin anew), a heartbeat counter, and the launcher that may start it again. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
 but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, by whether its
 counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a
@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -223,7 +224,7 @@ class Lease:
         self.path = root / "lease.json"
         self._launched = {} if launcher is None else {"launcher": launcher}
         self._guard = root / ".lease.lock"
-        self._token, self._taken = 0, 0.0
+        self._token, self.owner = 0, ""
         self.alive_before: float | None = None
         """When the owner before, who did not give the directory back, last showed that it lived: Unix seconds."""
         self._stop = threading.Event()
@@ -262,7 +263,7 @@ class Lease:
                 write_text(self.path, json.dumps({"token": self._token, **self._launched}))
 
     def _take(self, current: dict[str, Any]) -> None:
-        self._token, self._taken = int(current.get("token", 0)) + 1, time.time()
+        self._token, self.owner = int(current.get("token", 0)) + 1, secrets.token_hex(8)
         if "pid" in current:
             with suppress(OSError):
                 self.alive_before = self.path.stat().st_mtime
@@ -285,7 +286,7 @@ class Lease:
 
     def _write(self, beat: int) -> None:
         holder = {
-            "taken": self._taken,
+            "owner": self.owner,
             "directory": os.path.realpath(self.path.parent),
             "identity": _identity(self.path.parent),
             **known_process(os.getpid()),

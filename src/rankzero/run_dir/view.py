@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
@@ -14,7 +15,7 @@ from typing import IO, Any, Literal, TypeVar
 from rankzero.errors import StorageError
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
-from rankzero.run_dir.lease import Lease, holder, starts_again
+from rankzero.run_dir.lease import BEAT_SECONDS, MISSED_BEATS, Lease, holder, starts_again
 from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
@@ -55,6 +56,8 @@ class RunView:
     """All of them; the one under way up to now."""
     under_way: Start | None
     """The last of `starts`, where it goes on. None as well where one has the directory, and not yet a line."""
+    may_go_on: bool
+    """Whether the last of `starts` goes on, or may: of one elsewhere, or of an older version, nobody can tell."""
     goodput: Goodput | None
     starts_again: bool = False
     """Whether its launcher, which lives, may start it again."""
@@ -111,7 +114,8 @@ def view_run(root: Path) -> RunView:
     rows = list(rows_from_end(run_dir.metrics))
     newest = next((row for row in rows if _has(row, "loss") and isinstance(row.get("step"), int)), {})
     phase = _phase(root, lease, starts, report, unread)
-    goes_on = phase == "Running" and _has_a_line(lease, starts) and starts[-1].ended is None
+    may_go_on = _may_be_under_way(phase, lease, starts)
+    goes_on = may_go_on and phase == "Running" and _is_of_now(Lease(root).path, lease, starts)
     under_way = _up_to_now(starts[-1]) if goes_on else None
     starts = starts if under_way is None else [*starts[:-1], under_way]
     done = report is not None and phase == "Succeeded"
@@ -129,6 +133,7 @@ def view_run(root: Path) -> RunView:
         error=_error(run_dir) if phase == "Failed" else "",
         starts=starts,
         under_way=under_way,
+        may_go_on=may_go_on,
         goodput=summed_up(starts) if starts else None,
         starts_again=phase in ("Failed", "Stopped", "Killed") and starts_again(lease),
         unread=unread,
@@ -216,9 +221,24 @@ def _phase(
 
 def _has_a_line(lease: Mapping[str, Any], starts: Sequence[Start]) -> bool:
     """Whether the last line is of the start that took the lease: it takes that first, and reads its data, before it has
-    a line. Of a lease of before, which does not say since when, nobody knows."""
-    taken = lease.get("taken")
-    return bool(starts) and isinstance(taken, float | int) and starts[-1].updated >= taken
+    a line."""
+    return bool(starts) and bool(starts[-1].owner) and starts[-1].owner == lease.get("owner")
+
+
+def _is_of_now(lease_file: Path, lease: Mapping[str, Any], starts: Sequence[Start]) -> bool:
+    """As `_has_a_line`, where one holds the directory. One of an older version names no owner: its line is of now where
+    that is as new as the lease."""
+    if "owner" in lease or not starts or starts[-1].owner:
+        return _has_a_line(lease, starts)
+    with suppress(OSError):
+        return abs(lease_file.stat().st_mtime - starts[-1].updated) < MISSED_BEATS * BEAT_SECONDS
+    return False
+
+
+def _may_be_under_way(phase: Phase, lease: Mapping[str, Any], starts: Sequence[Start]) -> bool:
+    if phase not in ("Running", "Unknown") or not starts or starts[-1].ended is not None:
+        return False
+    return lease.get("owner") in (None, starts[-1].owner)
 
 
 def _up_to_now(start: Start) -> Start:

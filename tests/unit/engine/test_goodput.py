@@ -40,7 +40,7 @@ def under_way(root: Path, clock: Clock) -> Iterator[Ledger]:
     lease, ledger = Lease(root), Ledger(clock.now)
     lease.acquire()
     try:
-        with ledger.kept_in(RunDir(root), alive_before=None, world_size=1):
+        with ledger.kept_in(RunDir(root), alive_before=None, world_size=1, owner=lease.owner):
             ledger.continues_from(0, 100, 0)
             with ledger.phase("model"):
                 clock.passes(10)
@@ -82,7 +82,7 @@ def test_a_step_that_is_made_again_is_that_at_this_moment(tmp_path: Path, clock:
         pass
     lease, again = Lease(tmp_path / "run"), Ledger(clock.now)
     lease.acquire()
-    with again.kept_in(RunDir(tmp_path / "run"), alive_before=None, world_size=1):
+    with again.kept_in(RunDir(tmp_path / "run"), alive_before=None, world_size=1, owner=lease.owner):
         again.continues_from(5, 100, 0)
         again.loop_at(5)
         with again.phase("step"):

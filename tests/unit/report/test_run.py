@@ -141,8 +141,8 @@ def test_devices_of_a_run_under_way_are_held_up_to_now(tmp_path: Path) -> None:
     stopped = dict(tables.cost(read_run(before, BEGUN)))
     lease = Lease(before)
     lease.acquire()
-    taken = json.loads((before / "lease.json").read_text()) | {"taken": time.time() - 7200}
-    (before / "lease.json").write_text(json.dumps(taken))
+    lines[1]["owner"] = lease.owner
+    (before / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     cost = dict(tables.cost(read_run(before, BEGUN)))
     lease.release()
     more = float(cost["Device-hours"]) - float(stopped["Device-hours"])
@@ -213,7 +213,9 @@ def test_how_a_run_is(tmp_path: Path) -> None:
     Lease(killed).acquire()  # of this process, as while it writes the page of a start that has ended
     taken = json.loads((killed / "lease.json").read_text())
     assert read_run(killed, BEGUN).state.word == "running"
-    (failed / "lease.json").write_text(json.dumps(taken | {"taken": BEGUN}))
+    (failed / "lease.json").write_text(json.dumps(taken))
+    line = json.loads((failed / "starts.jsonl").read_text().splitlines()[-1]) | {"owner": taken["owner"]}
+    (failed / "starts.jsonl").write_text(json.dumps(line) + "\n")
     assert read_run(failed, BEGUN).state.word == "failed"
     (killed / "lease.json").write_text(json.dumps({**taken, "process": "another boot"}))
     assert read_run(killed, BEGUN).state.word == "killed", "the number was given to another process since"

@@ -49,6 +49,7 @@ def test_a_start_rewrites_its_own_line_only(tmp_path: Path) -> None:
     path = tmp_path / "starts.jsonl"
     for number in range(3):
         start = Start(begun=100.0 * number, updated=0, alive_before=50.0 if number else None, kind=max(KINDS, key=len))
+        start.owner = "0123456789abcdef"
         line = StartLine(path, start)
         for step in range(20):
             line.start.step = step
@@ -60,6 +61,7 @@ def test_a_start_rewrites_its_own_line_only(tmp_path: Path) -> None:
     found = read_starts(path)
     assert [(start.begun, start.step, start.ended) for start in found] == [(n * 100, 19, "failed") for n in range(3)]
     assert [start.seconds for start in found] == [{"step": n} for n in range(3)]
+    assert {start.owner for start in found} == {"0123456789abcdef"}
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 

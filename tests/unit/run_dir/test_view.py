@@ -45,12 +45,12 @@ def start(root: Path, **changes: Any) -> None:
 
 
 @contextmanager
-def held(root: Path) -> Iterator[None]:
-    """Within, this process has the directory."""
+def held(root: Path) -> Iterator[str]:
+    """Within, this process has the directory, by the name that is yielded."""
     lease = Lease(root)
     lease.acquire()
     try:
-        yield
+        yield lease.owner
     finally:
         lease.release()
 
@@ -86,8 +86,8 @@ def test_a_run_that_was_stopped(tmp_path: Path, tiny: Path) -> None:
 
 def test_a_process_that_has_the_directory_runs(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    with held(root):
-        start(root, step=4, total_steps=8)
+    with held(root) as owner:
+        start(root, step=4, total_steps=8, owner=owner)
         rows(root, {"step": 4, "loss": 2.0, "tokens_per_second": 10.0})
         seen = view_run(root)
         assert (seen.phase, seen.step, seen.total_steps) == ("Running", 4, 8)
@@ -111,18 +111,31 @@ def test_until_a_start_has_a_line_nothing_is_booked_to_the_one_before(ended: End
     assert tables.started(page)[0][-1] == (ended or "killed")
 
 
-def test_of_a_holder_that_does_not_say_since_when_nothing_is_booked_up_to_now(tmp_path: Path) -> None:
-    """An older version's."""
+def test_a_clock_that_was_set_back_tells_no_other_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the hold on the directory and the first line."""
+    root = tmp_path / "run"
+    with held(root) as owner, monkeypatch.context() as patch:
+        patch.setattr("time.time", lambda: 1000.0)
+        start(root, step=4, total_steps=8, owner=owner)
+        assert tables.started(read_run(root, 1000.0))[0][-1] == "running"
+
+
+def test_of_an_older_version_the_line_that_is_as_new_as_its_lease_is_that_of_now(tmp_path: Path) -> None:
+    """It says no owner. An older line may be that of the start before, or of one that is in a long step."""
     root = tmp_path / "run"
     with held(root):
         lease = json.loads((root / "lease.json").read_text())
-        del lease["taken"]
+        del lease["owner"]
         (root / "lease.json").write_text(json.dumps(lease))
         start(root, step=4, total_steps=8)
+        seen, page = view_run(root), read_run(root, time.time())
+        assert seen.phase == "Running" and seen.eta_seconds is not None
+        assert tables.started(page)[0][-1] == "running"
         line = json.loads((root / "starts.jsonl").read_text())
         (root / "starts.jsonl").write_text(json.dumps(line | {"updated": line["updated"] - 3600}))
-        seen = view_run(root)
+        seen, page = view_run(root), read_run(root, time.time())
     assert seen.phase == "Running" and seen.goodput is not None and seen.goodput.wall_seconds == 10.0
+    assert seen.eta_seconds is None and tables.started(page)[0][-1] == "", "that it was killed nobody knows"
 
 
 def test_what_is_left_is_by_the_steps_of_the_present_start(tmp_path: Path) -> None:
@@ -130,7 +143,7 @@ def test_what_is_left_is_by_the_steps_of_the_present_start(tmp_path: Path) -> No
     root = tmp_path / "run"
     lines = [Start(begun=100.0, updated=100.0, step=100, total_steps=1000), Start(begun=1200.0, updated=1200.0)]
     spent = [{"startup": 10.0, "step": 1000.0}, {"startup": 10.0}]
-    with held(root):
+    with held(root) as lines[1].owner:
         for now, seconds in zip(lines, spent, strict=True):
             line = StartLine(root / "starts.jsonl", now)
             line.write(seconds)
@@ -193,6 +206,7 @@ def test_one_of_another_host_or_container_may_run(place: dict[str, Any], tmp_pat
     (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1, "pid": 1, "beat": 3, **place}))
     seen = view_run(tmp_path / "run")
     assert seen.phase == "Unknown" and not seen.is_over
+    assert tables.started(read_run(tmp_path / "run", 0.0))[0][-1] == "", "that it was killed nobody knows"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl", "report.json", "lease.json", "error.json"])
