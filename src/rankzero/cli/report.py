@@ -28,7 +28,7 @@ def report(
         bool, typer.Option("--live", help="Serve the pages on loopback and refresh them while runs go on.")
     ] = False,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "-o",
             "--output",
@@ -55,7 +55,7 @@ def report(
     elif not targets:
         raise UsageError("which run?", where="report", hint="name a run directory, such as runs/NAME")
     elif compare:
-        _write(output or Path("compare.html"), [_run(target) for target in targets])
+        _write(output if output is not None else "compare.html", [_run(target) for target in targets])
     elif output is not None and len(targets) > 1:
         raise UsageError("several pages do not fit in one file", where="--output", hint="did you mean --compare?")
     else:
@@ -63,7 +63,7 @@ def report(
             _write(output, [root])
 
 
-def _write(output: Path | None, roots: list[Path]) -> None:
+def _write(output: str | None, roots: list[Path]) -> None:
     """The page of one run, or of several beside each other."""
     from rankzero.report.page import compare_page, run_page
     from rankzero.report.run import read_run
@@ -73,12 +73,12 @@ def _write(output: Path | None, roots: list[Path]) -> None:
 
     read = [read_run(root, time.time()) for root in roots]
     page = run_page(read[0]) if len(read) == 1 else compare_page(read)
-    if output == Path("-"):
+    if output == "-":
         typer.echo(page, nl=False)
         return
-    path = output or RunDir(roots[0]).page
+    path = RunDir(roots[0]).page if output is None else Path(output)
     if output is not None:
-        _require_ours(output)
+        _require_ours(path)
     with place_given_by("--output"):
         write_text(path, page)
     typer.echo(shown(path))

@@ -52,6 +52,8 @@ def test_a_page_for_another_program(cli: Cli) -> None:
     done = cli("report first --output -")
     assert done.code == 0 and done.out.startswith("<!doctype html>") and done.out.endswith("</html>")
     assert not Path("-").exists()
+    assert cli("report first --output ./-").code == 0
+    assert "chart-loss" in Path("-").read_text(), "that is the name of a file"
 
 
 @pytest.mark.parametrize(
