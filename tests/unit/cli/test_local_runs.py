@@ -160,7 +160,7 @@ def test_status_and_compare(cli: Cli, two: Path) -> None:
 
 def test_what_a_run_failed_of_does_not_drive_a_terminal(cli: Cli, two: Path) -> None:
     """A library's words, with the escape sequences and the lines that it has; and those of a directory's name."""
-    root = make_run(two / "\x1b[2Jodd", 3.0, name="odd", model={"name": "m\x1b]0;pwned\x07"})
+    root = make_run(two / "\x1b[2Jo\nd\td", 3.0, name="odd", model={"name": "m\x1b]0;pwned\x07"})
     starts = root / "starts.jsonl"
     starts.write_text(starts.read_text().replace('"stopped"', '"failed"'))
     write_error(root / "error.json", RankzeroError("bad \x1b]0;pwned\x07thing\n[/b] twice", where="x"), "", str)
@@ -168,7 +168,7 @@ def test_what_a_run_failed_of_does_not_drive_a_terminal(cli: Cli, two: Path) -> 
     both = cli(f"compare good '{root}'")
     for done in (listed, status, both):
         assert done.code == 0 and done.out and not set("\x1b\x07") & set(done.out), done
-    assert len(listed.out.splitlines()) == 5 and "odd  " in listed.out and "bad thing [/b]" in status.out
+    assert len(listed.out.splitlines()) == 5 and "o d d  " in listed.out and "bad thing [/b]" in status.out
 
 
 def test_no_such_run(cli: Cli, two: Path) -> None:

@@ -14,6 +14,7 @@ from rankzero.wording import printable
 
 _GAP = 2
 _INDENT = 4
+_IN_ONE_LINE = str.maketrans("\n\t", "  ")
 _VERDICT = 24
 """Columns that a verdict has at least: what happened, and the first words of what to do."""
 
@@ -49,7 +50,7 @@ def run_table(columns: Sequence[str], optional: Sequence[str], rows: Sequence[Ro
     """
     if not rows:
         return "no runs\n"
-    rows = [replace(row, name=printable(row.name)) for row in rows]
+    rows = [replace(row, name=printable(row.name).translate(_IN_ONE_LINE)) for row in rows]
     names = max(cell_len(name) for name in ("RUN", *(row.name for row in rows)))
     phases = max(cell_len(phase) for phase in ("PHASE", *(row.phase for row in rows)))
     sizes = {
