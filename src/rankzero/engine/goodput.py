@@ -1,7 +1,7 @@
 """What the wall time of this start goes to, as it goes: each moment to exactly one kind of run_dir/goodput.KINDS.
 
 The main rank's is kept in the run directory from the moment that the directory is this run's. A step costs two calls
-of the system for it: as it begins and as it ends.
+of the system for it, as it begins and as it ends, and two more where it waits for the rows of a stream.
 """
 
 from __future__ import annotations
