@@ -131,8 +131,8 @@ def starts_again(current: dict[str, Any]) -> bool:
     launcher = current.get("launcher")
     if not isinstance(launcher, dict) or not isinstance(launcher.get("pid"), int) or not judged_at_once(launcher):
         return False
-    lives = _process_identity(launcher["pid"]) == launcher.get("process")
-    return lives and os.path.exists(str(launcher.get("directory")))
+    process = _process_identity(launcher["pid"])
+    return process is not None and process == launcher.get("process") and os.path.exists(str(launcher.get("directory")))
 
 
 class Watch:

@@ -180,7 +180,7 @@ def test_one_whose_launcher_may_start_it_again_is_not_over(ended: Ending | None,
     seen = view_run(root)
     assert (seen.is_over, seen.starts_again) == (False, True)
     here = json.loads(lease.path.read_text())
-    for other in ({"process": "gone"}, {"host": "elsewhere"}, {"pid": "x"}):
+    for other in ({"process": "gone"}, {"host": "elsewhere"}, {"pid": "x"}, {"pid": 2**22 + 1, "process": None}):
         lease.path.write_text(json.dumps(here | {"launcher": here["launcher"] | other}))
         assert view_run(root).is_over, other
     lease.path.write_text(json.dumps(here | {"launcher": "x"}))
