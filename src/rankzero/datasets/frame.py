@@ -27,11 +27,10 @@ from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store
 from rankzero.datasets.raw import rows_of
-from rankzero.datasets.tally import Converted, Dropped, Tally
+from rankzero.datasets.tally import STATS, Converted, Dropped, Tally
 from rankzero.errors import DataError, Problem, UsageError
 from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors, write_json
 
-STATS = "stats.json"
 EVAL = "eval"
 
 _BUCKETS = 1 << 20
@@ -86,6 +85,7 @@ def run(
     """Write every split and the statistics, which are returned. Raises DataError where a split gives no row at all, or
     nothing can be held out that was to be."""
     _require_no_stale_eval(recipe, inputs, settings)
+    _require_inputs_stay(recipe, inputs, settings)
     splits: dict[str, Any] = {}
     groups: dict[str, set[str]] = {}
     for split, paths in inputs.items():
@@ -266,6 +266,16 @@ def _require_no_stale_eval(recipe: Recipe, inputs: Mapping[str, Sequence[str]], 
         raise UsageError("--eval-fraction would write the file of the split `eval`", hint="leave one of the two out")
     if settings.eval_fraction and "train" not in inputs:
         raise UsageError("--eval-fraction holds out rows of train, which is not among the splits")
+
+
+def _require_inputs_stay(recipe: Recipe, inputs: Mapping[str, Sequence[str]], settings: FrameSettings) -> None:
+    """Raw rows that are written over cannot be read again."""
+    splits = [*inputs, *([EVAL] if settings.eval_fraction else [])]
+    outs = {settings.output_dir / name for name in (STATS, *(recipe.file_name.format(split=one) for one in splits))}
+    written = set(map(os.path.realpath, outs))
+    for path in (path for paths in inputs.values() for path in paths):
+        if os.path.realpath(path) in written:
+            raise UsageError(f"{path} is read and would be written over", hint="name another place with --output_dir")
 
 
 def _require_rows(splits: Mapping[str, Any], settings: FrameSettings) -> None:

@@ -5,6 +5,7 @@ Rows are streamed, whatever the size of the file: an array of a gigabyte is neve
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from rankzero.data.read.network import Network, RealNetwork
 from rankzero.data.read.sources import probe, read_chunks
 from rankzero.data.rows.chunks import DAMAGE, lines
 from rankzero.data.rows.parse import read_json
+from rankzero.datasets.tally import STATS
 from rankzero.errors import DataError, Problem, UsageError
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
@@ -87,7 +89,9 @@ def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -
         for has, name in _by_name(sorted(files), split, wanted):
             yield has, download(files[name], network)
     elif "://" not in place and Path(place).is_dir():
-        yield from _by_name(sorted(str(path) for path in Path(place).iterdir()), split, wanted)
+        written = _written_into(Path(place))
+        names = sorted(str(path) for path in Path(place).iterdir() if path.name not in written)
+        yield from _by_name(names, split, wanted)
     elif "://" not in place and (problem := probe(place)):
         raise DataError(problem.what, where=place, hint=problem.hint)
     elif not split and len(wanted) > 1:
@@ -97,6 +101,15 @@ def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -
         has = split or (wanted[0] if wanted else _split_in(place) or "train")
         files_here = [download(file, network) for file in network.find(place).files] if "://" in place else [place]
         yield from ((has, path) for path in files_here)
+
+
+def _written_into(folder: Path) -> set[str]:
+    """The names of the files that a recipe wrote there, by its statistics beside them: they are no raw rows."""
+    try:
+        stats = json.loads((folder / STATS).read_text(encoding="utf-8"))
+        return {name for split in stats["splits"].values() for name in split["written"]}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # there are none, or they are somebody else's
+        return set()
 
 
 def _by_name(names: Sequence[str], split: str, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:

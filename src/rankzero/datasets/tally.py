@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+STATS = "stats.json"
+"""Beside the rows that it counts."""
+
 _EXAMPLES = 5
 
 

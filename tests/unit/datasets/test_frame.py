@@ -17,6 +17,7 @@ from rankzero.data.images.layout import image_key
 from rankzero.datasets import fire, volcano
 from rankzero.datasets.frame import FrameSettings, Recipe, run
 from rankzero.datasets.images.stores import open_store
+from rankzero.datasets.raw import find_inputs
 from rankzero.errors import DataError, UsageError
 from tests.unit.datasets.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
 
@@ -255,3 +256,27 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert stats["splits"]["train"]["rows_out"] == 2 * count
     assert peaks[1] < 40 << 20 and peaks[1] < peaks[0] + (8 << 20), peaks
+
+
+def test_a_raw_file_that_would_be_written_over_stays(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    raw = Path(write_array(tmp_path / "out/fire_bc_train.jsonl", many_fire_rows(5)))
+    before = raw.read_bytes()
+    (tmp_path / "link.json").symlink_to(raw)
+    for name in (str(raw), str(tmp_path / "link.json")):
+        with pytest.raises(UsageError, match="is read and would be written over") as caught:
+            run(fire_recipe(), {"train": [name]}, frame(tmp_path, skip_images=True))
+        assert "--output_dir" in caught.value.problems[0].hint
+    with pytest.raises(UsageError, match="would be written"):
+        run(fire_recipe(), {"train": [str(raw)], "test": [str(raw)]}, frame(tmp_path, skip_images=True))
+    assert raw.read_bytes() == before and list((tmp_path / "out").iterdir()) == [raw]
+
+
+def test_rows_beside_the_raw_files_are_no_raw_rows_of_the_next_run(tmp_path: Path) -> None:
+    write_array(tmp_path / "FIRE-train.json", many_fire_rows(5))
+    settings = FrameSettings(tmp_path, tmp_path / "images", skip_images=True, eval_fraction=0.3)
+    sides = []
+    for _again in range(2):
+        run(fire_recipe(), find_inputs([str(tmp_path)], ["train"], "x/y"), settings)
+        sides.append([(tmp_path / f"fire_bc_{name}.jsonl").read_bytes() for name in ("train", "eval")])
+    assert sides[0] == sides[1]

@@ -118,3 +118,9 @@ def test_a_bad_row_is_a_problem_and_a_cut_off_file_an_error(tmp_path: Path) -> N
     (tmp_path / "a").write_text('[{"id": 1},\n{"id": 2},\n{"id": ')
     with pytest.raises(DataError, match="ends in the middle"):
         list(rows_of([str(tmp_path / "a")]))
+
+
+@pytest.mark.parametrize("stats", ["", "[]", "{}", '{"splits": 1}', '{"splits": {"train": null}}'])
+def test_statistics_of_something_else_leave_all_files(stats: str, folder: Path) -> None:
+    (folder / "stats.json").write_text(stats)
+    assert find_inputs([str(folder)], ["test"], "x/y") == {"test": (f"{folder}/FIRE-test.json",)}
