@@ -4,7 +4,7 @@
               ─ pass 2 ─> one row, one outcome: written to train or eval, or dropped by a named rule
 
 The rows are streamed twice (once, where neither images nor a hold-out are asked for), so memory holds image paths and
-counts, never rows. Output files appear when all of their split is written, `stats.json` last.
+counts, never rows. Output files appear when all splits are written and each has rows, `stats.json` last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store
 from rankzero.datasets.raw import rows_of
-from rankzero.datasets.tally import STATS, Converted, Dropped, Tally
+from rankzero.datasets.tally import FAILED_STATS, STATS, Converted, Dropped, Tally
 from rankzero.errors import DataError, Problem, UsageError
 from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors, write_json
 
@@ -83,31 +83,38 @@ def run(
     announce: Announce = quiet,
 ) -> dict[str, Any]:
     """Write every split and the statistics, which are returned. Raises DataError where a split gives no row at all, or
-    nothing can be held out that was to be."""
+    nothing can be held out that was to be: then the statistics alone are written, beside what an earlier run made."""
     _require_no_stale_eval(recipe, inputs, settings)
     _require_inputs_stay(recipe, inputs, settings)
+    stats_file, failed = (settings.output_dir / name for name in (STATS, FAILED_STATS))
     splits: dict[str, Any] = {}
     groups: dict[str, set[str]] = {}
-    for split, paths in inputs.items():
-        work = _Split(recipe, split, paths, settings, announce)
-        splits[split] = work.run(stores)
-        groups[split] = work.groups
-    every = [group for used in groups.values() for group in used]
-    stats = {
-        "recipe": recipe.name,
-        "inputs": {split: list(paths) for split, paths in inputs.items()},
-        "choices": {
-            "max_samples": settings.max_samples,
-            "skip_images": settings.skip_images,
-            "eval_fraction": settings.eval_fraction,
-            "seed": settings.seed,
-            **recipe.choices,
-        },
-        "splits": splits,
-        "images_in_several_splits": len(every) - len(set(every)),
-    }
-    write_json(settings.output_dir / STATS, stats)
-    _require_rows(splits, settings)
+    with RowWriter(settings.output_dir) as writer:
+        for split, paths in inputs.items():
+            work = _Split(recipe, split, paths, settings, announce)
+            splits[split] = work.run(stores, writer)
+            groups[split] = work.groups
+        every = [group for used in groups.values() for group in used]
+        stats = {
+            "recipe": recipe.name,
+            "inputs": {split: list(paths) for split, paths in inputs.items()},
+            "choices": {
+                "max_samples": settings.max_samples,
+                "skip_images": settings.skip_images,
+                "eval_fraction": settings.eval_fraction,
+                "seed": settings.seed,
+                **recipe.choices,
+            },
+            "splits": splits,
+            "images_in_several_splits": len(every) - len(set(every)),
+        }
+        if problems := _without_rows(splits, settings, f"{failed} has examples and the places that were looked in"):
+            write_json(failed, stats)
+            raise DataError(problems)
+        writer.commit()
+    write_json(stats_file, stats)
+    with storage_errors(failed):
+        failed.unlink(missing_ok=True)
     return stats
 
 
@@ -125,27 +132,25 @@ class _Split:
         self.groups: set[str] = set()
         """Keys of the images that are used."""
 
-    def run(self, stores: Sequence[Store]) -> dict[str, Any]:
+    def run(self, stores: Sequence[Store], writer: RowWriter) -> dict[str, Any]:
+        """Write the rows, which have their names once the writer commits. Returns the statistics."""
         if not self._settings.skip_images or self._settings.eval_fraction:
             self._survey(stores)
         self._announce(f"{self._split}: writing rows")
-        names = {split: self._recipe.file_name.format(split=split) for split in (self._split, EVAL)}
-        with RowWriter(self._settings.output_dir) as writer:
-            writer.open(names[self._split])
-            if self._holdout.holds_out:
-                writer.open(names[EVAL])  # whatever comes of it, no rows of an earlier run stay there
-            for number, value in self._rows():
-                self._tally.rows_in += 1
-                outcome = self._outcome(number, value)
-                if isinstance(outcome, Dropped):
-                    self._tally.drop(number, outcome)
-                    continue
-                rows, group = outcome
-                self._tally.rows_used += 1
-                name = names[EVAL if self._holdout.holds(group) else self._split]
-                writer.write(name, rows)
-            writer.commit()
-        self._tally.written.update(writer.counts)
+        sides = (self._split, EVAL) if self._holdout.holds_out else (self._split,)
+        names = {split: self._recipe.file_name.format(split=split) for split in sides}
+        for name in names.values():  # also those that will have no rows
+            writer.open(name)
+        for number, value in self._rows():
+            self._tally.rows_in += 1
+            outcome = self._outcome(number, value)
+            if isinstance(outcome, Dropped):
+                self._tally.drop(number, outcome)
+                continue
+            rows, group = outcome
+            self._tally.rows_used += 1
+            writer.write(names[EVAL if self._holdout.holds(group) else self._split], rows)
+        self._tally.written.update({name: writer.counts[name] for name in names.values()})
         assert self._tally.accounted, self._tally.as_json()
         return self._tally.as_json() | {"images": self._image_stats(stores)}
 
@@ -271,16 +276,19 @@ def _require_no_stale_eval(recipe: Recipe, inputs: Mapping[str, Sequence[str]], 
 def _require_inputs_stay(recipe: Recipe, inputs: Mapping[str, Sequence[str]], settings: FrameSettings) -> None:
     """Raw rows that are written over cannot be read again."""
     splits = [*inputs, *([EVAL] if settings.eval_fraction else [])]
-    outs = {settings.output_dir / name for name in (STATS, *(recipe.file_name.format(split=one) for one in splits))}
+    outs = {
+        settings.output_dir / name
+        for name in (STATS, FAILED_STATS, *(recipe.file_name.format(split=one) for one in splits))
+    }
     written = set(map(os.path.realpath, outs))
     for path in (path for paths in inputs.values() for path in paths):
         if os.path.realpath(path) in written:
             raise UsageError(f"{path} is read and would be written over", hint="name another place with --output_dir")
 
 
-def _require_rows(splits: Mapping[str, Any], settings: FrameSettings) -> None:
+def _without_rows(splits: Mapping[str, Any], settings: FrameSettings, hint: str) -> list[Problem]:
+    """The splits that give no row, or of which nothing can be held out."""
     problems = []
-    hint = f"{settings.output_dir / STATS} has examples and the places that were looked in"
     for split, stats in splits.items():
         dropped = ", ".join(f"{count} × {rule}" for rule, count in stats["rows_dropped"].items())
         if not stats["rows_out"]:
@@ -289,8 +297,7 @@ def _require_rows(splits: Mapping[str, Any], settings: FrameSettings) -> None:
         elif settings.eval_fraction and split == "train" and not all(stats["written"].values()):
             what = "nothing can be held out: all rows that can be used have one image"
             problems.append(Problem(f"{what}; dropped: {dropped}" if dropped else what, split, hint))
-    if problems:
-        raise DataError(problems)
+    return problems
 
 
 class HoldOut:

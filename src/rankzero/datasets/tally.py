@@ -8,6 +8,8 @@ from typing import Any
 
 STATS = "stats.json"
 """Beside the rows that it counts."""
+FAILED_STATS = "stats-failed.json"
+"""Of the last run, where it wrote no rows."""
 
 _EXAMPLES = 5
 

@@ -145,8 +145,23 @@ def test_a_split_without_any_row_is_an_error_that_says_why(tmp_path: Path) -> No
     rows = [fire_row("a", "gqa/images/1.jpg", trajectory(1))] * 3
     with pytest.raises(DataError, match="3 × image missing") as caught:
         run_fire(tmp_path, rows)
-    assert "stats.json" in caught.value.problems[0].hint
-    assert json.loads((tmp_path / "out/stats.json").read_text())["splits"]["train"]["rows_out"] == 0
+    assert "stats-failed.json" in caught.value.problems[0].hint
+    failed = tmp_path / "out/stats-failed.json"
+    assert json.loads(failed.read_text())["splits"]["train"]["rows_out"] == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["stats-failed.json"]
+    assert run_fire(tmp_path, rows, skip_images=True)["rows_out"] == 3 and not failed.exists()
+
+
+def test_a_run_that_fails_leaves_earlier_rows_and_their_statistics(tmp_path: Path) -> None:
+    raw = write_array(tmp_path / "raw.json", many_fire_rows(20))
+    run(fire_recipe(), {"train": [raw], "test": [raw]}, frame(tmp_path, skip_images=True))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    bad = write_array(tmp_path / "bad.json", [])
+    with pytest.raises(DataError, match="no training row"):
+        run(fire_recipe(), {"train": [raw], "test": [bad]}, frame(tmp_path, skip_images=True, max_samples=3))
+    after = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert json.loads(after.pop("stats-failed.json"))["splits"]["test"]["rows_out"] == 0
+    assert after == before
 
 
 def test_a_cut_off_file_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -179,18 +194,18 @@ def test_rows_are_held_out_of_those_that_can_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [0, 1])
-def test_a_hold_out_that_ends_empty_is_an_error_and_leaves_no_earlier_one(there: int, tmp_path: Path) -> None:
+def test_a_hold_out_that_ends_empty_is_an_error_and_leaves_both_earlier_sides(there: int, tmp_path: Path) -> None:
     rows = [fire_row(f"r{index}", f"gqa/images/{index}.jpg", trajectory(1)) for index in range(10)]
     run_fire(tmp_path, rows, skip_images=True, eval_fraction=0.2)
-    held = tmp_path / "out/fire_bc_eval.jsonl"
-    assert len(read_jsonl(held)) == 2
+    sides = [tmp_path / f"out/fire_bc_{name}.jsonl" for name in ("train", "eval")]
+    assert [len(read_jsonl(side)) for side in sides] == [8, 2]
     for index in range(there):
         picture(tmp_path / f"images/gqa/images/{index}.jpg")
     words = "nothing can be held out: .* have one image; dropped: 9 × image missing" if there else "no training row"
     with pytest.raises(DataError, match=words) as caught:
         run_fire(tmp_path, rows, eval_fraction=0.2)
     assert [problem.where for problem in caught.value.problems] == ["train"]
-    assert read_jsonl(held) == [] and len(read_jsonl(tmp_path / "out/fire_bc_train.jsonl")) == there
+    assert [len(read_jsonl(side)) for side in sides] == [8, 2]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +244,13 @@ def test_whatever_the_rows_are_they_are_accounted_for(odd: list[Any], kind: str,
     raw = write_array(tmp_path / "raw.json", [fire_row("good", "gqa/1.jpg", trajectory(2)), *odd])
     volcano_recipe = Recipe("volcano", volcano.FILE_NAME, volcano.convert, needs_image=False)
     recipe = fire_recipe() if kind == "fire" else volcano_recipe
+    name = "stats.json"
     try:
         run(recipe, {"train": [raw]}, frame(tmp_path, skip_images=True))
     except DataError:
         assert kind == "volcano"
-    stats = json.loads((tmp_path / "out/stats.json").read_text())["splits"]["train"]
+        name = "stats-failed.json"
+    stats = json.loads((tmp_path / "out" / name).read_text())["splits"]["train"]
     assert stats["rows_in"] == 1 + len(odd) == stats["rows_used"] + sum(stats["rows_dropped"].values())
 
 

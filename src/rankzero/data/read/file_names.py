@@ -31,7 +31,7 @@ _PATTERNS = {
 
 _ABOUT_DATA = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json", "metadata.json"}
-    | {"package.json", "stats.json"}
+    | {"package.json", "stats.json", "stats-failed.json"}
 )
 """JSON files that describe data and hold no rows."""
 
