@@ -50,16 +50,20 @@ def convert(row: object, line: int, wanted: str = "auto", trains: Trains | None 
         return wanted, [name]
     format_ = FORMATS[name]
     try:
-        result = format_.to_conversation(row, line)
+        return name, _read(row, line, format_)
     except TwiceReadError as error:
         return name, [RowProblem(line, error.reason, str(error), error.hint)]
+
+
+def _read(row: Row, line: int, format_: Format) -> Result:
+    result = format_.to_conversation(row, line)
     if len(row) > 1 and not row.keys().isdisjoint(format_.unread):
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
     if format_.learns_answers and not row.keys().isdisjoint(JUDGED):
         result = judged(row, result, line, format_.reads)
-    return name, result
+    return result
 
 
 def detect(row: Row, line: int) -> str | RowProblem:

@@ -110,11 +110,12 @@ def preference(
 ) -> Conversation | Noted | list[RowProblem]:
     """The row, of whose messages the last `preferred` are the better answer, with the worse one: its calls of tools
     read, and what they lack said. What was asked is context."""
-    problems: list[RowProblem] = []
     if whole.tools:
         worse, problems, more = with_calls_read(worse, whole.tools, line)
+        if problems:  # turns that cannot be read are not among the others
+            return problems
         rules = tuple(dict.fromkeys((*rules, *more)))
-    problems = problems or answers_without_calls((*whole.messages, *worse), line)
+    problems = answers_without_calls((*whole.messages, *worse), line)
     at = len(whole.messages) - preferred
     if whole.templated and {whole.messages[at].role, worse[0].role} != {"assistant"}:
         what, hint = "its two answers do not follow the same turns", "of a pair both are answers to the same question"

@@ -202,6 +202,28 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 QUESTION = {"messages": [{"role": "user", "content": "Ping"}]}
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CUT_OFF = '<tool_call>\n{"name": "f", "arguments":\n</tool_call>'
+TWICE = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "a": 2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(("call", "found"), [(CUT_OFF, "tool call as text"), (TWICE, "duplicate key")])
+@pytest.mark.parametrize("key", ["rejected", "rejected_response", "rejected_messages", "non_preferred_output"])
+def test_a_worse_answers_call_that_cannot_be_read_is_a_problem_of_the_row(key: str, call: str, found: str) -> None:
+    worse = call if key == "rejected_response" else [bot(call)]
+    beside: dict[str, Any] = {"messages": [user("q"), bot("a")]}
+    if key == "rejected":
+        beside = {"prompt": [user("q")], "chosen": [bot("a")]}
+    if key == "non_preferred_output":
+        beside = {"input": {"messages": [user("q")]}, "preferred_output": [bot("a")]}
+    assert reasons({**beside, key: worse, "tools": [TOOL]}) == [found]
+
+
+def test_worse_turns_as_json_that_says_a_key_twice_are_a_problem_of_the_row() -> None:
+    worse = '[{"role": "user", "content": "q"}, {"role": "assistant", "role": "assistant", "content": "b"}]'
+    assert reasons({"messages": [user("q"), bot("a")], "rejected_messages": worse}) == ["duplicate key"]
+
+
 def test_openais_preferences_are_pairs() -> None:
     tools = [ADD]
     row = {"input": {**QUESTION, "tools": tools}, **OUTPUT, **OTHER, "id": "a"}
