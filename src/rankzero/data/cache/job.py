@@ -26,9 +26,9 @@ from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 13
-"""Part of what the cache calls a result: raise it when the same rows and rules come to give other tokens or another
-layout. A run does not depend on it: rows are known by what they are (`TokenizedDataset.fingerprint`)."""
+CODE_VERSION = 14
+"""Part of what the cache calls a result: raise it when the same rows and rules come to give other tokens, groups or
+another layout. A run does not depend on it: rows are known by what they are (`TokenizedDataset.fingerprint`)."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]
 

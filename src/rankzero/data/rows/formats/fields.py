@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,13 +41,30 @@ def read_id(row: Row) -> str | None:
     return as_name(row.get("id")) if "id" in row else None
 
 
+def read_group(row: Row) -> str | None:
+    """The name of the conversation that the row is of."""
+    return as_name(row.get("conversation_id")) if "conversation_id" in row else None
+
+
 def as_name(value: Any) -> str | None:
-    """A string or a whole number as a name; None for anything else."""
+    """A string or a number as a name; an object (MongoDB's ids) or a list as its JSON, in one order of its keys. None
+    for what says nothing, and for true and false, which would be the name of half the rows."""
     if isinstance(value, str):
         return value or None
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # as tables have numbers beside a missing one
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict, list)) or _is_nothing(value):
+        return None
+    try:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    except RecursionError:  # a thousand objects in each other name nothing
+        return None
+
+
+def _is_nothing(value: object) -> bool:
+    """Whether it is null or has nothing but that in it."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+    return all(one is None for one in inside)
 
 
 def read_system(row: Row, key: str, line: int) -> tuple[list[Message], list[RowProblem], tuple[str, ...]]:
@@ -146,7 +164,7 @@ def chat(
         return problems
     name = group = None
     if len(row) > 1:
-        name, group = read_id(row), as_name(row.get("conversation_id"))
+        name, group = read_id(row), read_group(row)
     conversation = Conversation(messages, True, line, completion_only, images, tools, name, group)
     return with_rules(conversation, rules)
 

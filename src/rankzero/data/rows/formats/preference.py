@@ -12,6 +12,7 @@ from rankzero.data.rows.formats.fields import (
     CONTEXT_KEYS,
     UNWANTED,
     chat,
+    read_group,
     read_history,
     read_id,
     with_context,
@@ -97,6 +98,7 @@ def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
         line=line,
         completion_only=True,
         id=read_id(row),
+        group=read_group(row),
         rejected=(Message("completion", rejected),),
         preferred=1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_group, read_id, untrained
 from rankzero.data.rows.formats.format import SYSTEM_KEYS, CannotSayError, Format, Keys, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.tools import TOOL_KEYS
@@ -39,12 +39,12 @@ def _raw(row: Row, prompt: str, completion: str, line: int) -> Result:
         problems.append(RowProblem(line, "empty prompt", "`prompt` has no text", hint))
     if not completion.strip():
         problems.append(RowProblem(line, "empty completion", "`completion` has no text to train on", "remove the row"))
-    name = None
+    name = group = None
     if len(row) > 2:
         problems += chat_only(row, line)
-        name = read_id(row)
+        name, group = read_id(row), read_group(row)
     segments = (Message("prompt", prompt), Message("completion", completion))
-    return problems or Conversation(segments, templated=False, line=line, completion_only=True, id=name)
+    return problems or Conversation(segments, False, line, completion_only=True, id=name, group=group)
 
 
 def chat_only(row: Row, line: int) -> list[RowProblem]:

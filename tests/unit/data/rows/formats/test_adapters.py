@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -329,6 +330,26 @@ def test_ids_and_groups() -> None:
     row = ROWS["messages"][0]
     assert (good(row).id, good(row).group) == ("m1", None)
     assert (good(row | {"id": 7, "conversation_id": "c"}).id, good(row | {"conversation_id": "c"}).group) == ("7", "c")
-    assert good(row | {"id": [1]}).id is None and good(row | {"id": True}).id is None
-    for given, name in ((12, "12"), (12.0, "12"), (12.5, None), (None, None), ("", None), (True, None)):
+    assert good(row | {"id": {"$oid": "5f"}}).id == '{"$oid":"5f"}' and good(row | {"id": True}).id is None
+    for given, name in ((12, "12"), (12.0, "12"), (12.5, "12.5"), (None, None), ("", None), (True, None)):
         assert good(row | {"conversation_id": given}).group == name
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "p", "completion": "c"},
+        {"prompt": [{"role": "user", "content": "p"}], "completion": [{"role": "assistant", "content": "c"}]},
+        {"prompt": "p", "chosen": "c", "rejected": "r"},
+        {"prompt": "p", "completion": "c", "rejected_response": "r"},
+        {"instruction": "p", "output": "c"},
+    ],
+)
+def test_rows_of_one_conversation_are_a_group_in_whatever_form(row: dict[str, Any]) -> None:
+    assert good(row | {"conversation_id": "g", "id": 1}).group == "g" and good(row).group is None
+    one, other = ({"$oid": "5f", "n": [1, 2**70]}, {"n": [1, 2**70], "$oid": "5f"})
+    assert good(row | {"conversation_id": one}).group == good(row | {"conversation_id": other}).group is not None
+    for nothing in ({}, [], {"$oid": None}, [None]):  # as tables have objects that are not there
+        assert good(row | {"conversation_id": nothing}).group is None
+    deep = reduce(lambda inner, _: [inner], range(2000), "g")
+    assert good(row | {"conversation_id": deep, "id": deep}).group is None
