@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankzero.data.cache.selection import chosen
+from rankzero.data.convert.image_paths import ImagePaths
 from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, refused, unplaced
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
@@ -33,7 +34,7 @@ from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import ProblemLog, RowProblem
 from rankzero.errors import DataError, Problem, RankzeroError, UsageError
-from rankzero.run_dir.atomic import whole_file
+from rankzero.run_dir.atomic import takes_as_it_comes, whole_file
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import SourceSpec
@@ -114,8 +115,9 @@ def convert(
         aside: IO[bytes] | None = None
         for index, source in enumerate(sources):
             rows_before = result.rows_in
+            target = _Target(writes, chosen, _image_paths(source, out))
             for chunk, done in _chunks(source, index, read, result):
-                bad = _convert_chunk(chunk, done, source, writes, chosen, writer, result)
+                bad = _convert_chunk(chunk, done, source, target, writer, result)
                 if bad and quarantine:
                     aside = aside or files.enter_context(whole_file(quarantine))
                     _set_aside(chunk, bad, aside)
@@ -179,50 +181,29 @@ def _wanted(writes: Writer) -> Trains | None:
     return next((of.first_for for of in FORMATS.values() if writes in of.writers), None)
 
 
-def _convert_chunk(
-    chunk: Chunk,
-    known: dict[int, list[RowProblem]],
-    source: SourceSpec,
-    writes: Writer,
-    container: Container,
-    file: RowWriter,
-    result: Conversion,
-) -> set[int]:
-    """Write the chunk's rows and count them. Returns the lines of those that are bad."""
-    if known:
-        result.rows_in += len(known)
-        result.quarantined += len(known)
-        result.log.add(origin(source.path), chain.from_iterable(known.values()))
-        return set(known)
-    parsed = parse(chunk, source.format, source.columns or None, trains=_wanted(writes))
-    result.rows_in += parsed.rows
-    result.blank += parsed.blank
-    for name in ("dropped", "rules", "formats", "ignored_keys"):
-        getattr(result, name).update(getattr(parsed, name))
-    result.reasons = {**parsed.reasons, **result.reasons}
-    problems = list(parsed.problems)
-    for line, group in groupby(parsed.conversations, key=lambda conversation: conversation.line):
-        rows: list[dict[str, Any]] = []
-        rules: Counter[str] = Counter()
-        try:
-            for conversation in group:
-                row, applied = _row(conversation, writes, container)
-                rows.append(row)
-                rules.update(applied)
-        except CannotSayError as error:
-            problems.append(RowProblem(line, error.reason, str(error), error.hint))
-            continue
-        for row in rows:
-            file.write(row)
-        result.rules.update(rules)
-        result.converted += 1
-        result.added += len(rows) - 1
-        result.rows_out += len(rows)
-    problems.sort(key=lambda problem: problem.line)
-    bad = {problem.line for problem in problems}
-    result.quarantined += len(bad)
-    result.log.add(origin(source.path), problems)
-    return bad
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the rows of a file become."""
+
+    writes: Writer
+    container: Container
+    paths: ImagePaths | None
+    """None: of images they stay as they are."""
+
+    def row(self, conversation: Conversation) -> Written:
+        """The row as the format has it, in a shape that the container can hold."""
+        moved: tuple[str, ...] = ()
+        if self.paths is not None:
+            conversation, moved = self.paths.moved(conversation)
+        row, rules = _row(conversation, self.writes, self.container)
+        return row, (*moved, *rules)
+
+
+def _image_paths(source: SourceSpec, out: Path) -> ImagePaths | None:
+    """Of rows that go to a pipe nobody knows where they will stand."""
+    if takes_as_it_comes(out):
+        return None
+    return ImagePaths(source.image_root or os.path.dirname(source.path) or os.curdir, out)
 
 
 def _row(conversation: Conversation, writes: Writer, container: Container) -> Written:
@@ -241,6 +222,51 @@ def _row(conversation: Conversation, writes: Writer, container: Container) -> Wr
     if key := unplaced(row, writes.columns):  # of one that is written, nothing is left out in silence
         raise CannotSayError("more than a table's columns", f"a table has no column for `{key}`")
     return row, rules
+
+
+def _convert_chunk(
+    chunk: Chunk,
+    known: dict[int, list[RowProblem]],
+    source: SourceSpec,
+    target: _Target,
+    file: RowWriter,
+    result: Conversion,
+) -> set[int]:
+    """Write the chunk's rows and count them. Returns the lines of those that are bad."""
+    if known:
+        result.rows_in += len(known)
+        result.quarantined += len(known)
+        result.log.add(origin(source.path), chain.from_iterable(known.values()))
+        return set(known)
+    parsed = parse(chunk, source.format, source.columns or None, trains=_wanted(target.writes))
+    result.rows_in += parsed.rows
+    result.blank += parsed.blank
+    for name in ("dropped", "rules", "formats", "ignored_keys"):
+        getattr(result, name).update(getattr(parsed, name))
+    result.reasons = {**parsed.reasons, **result.reasons}
+    problems = list(parsed.problems)
+    for line, group in groupby(parsed.conversations, key=lambda conversation: conversation.line):
+        rows: list[dict[str, Any]] = []
+        rules: Counter[str] = Counter()
+        try:
+            for conversation in group:
+                row, applied = target.row(conversation)
+                rows.append(row)
+                rules.update(applied)
+        except CannotSayError as error:
+            problems.append(RowProblem(line, error.reason, str(error), error.hint))
+            continue
+        for row in rows:
+            file.write(row)
+        result.rules.update(rules)
+        result.converted += 1
+        result.added += len(rows) - 1
+        result.rows_out += len(rows)
+    problems.sort(key=lambda problem: problem.line)
+    bad = {problem.line for problem in problems}
+    result.quarantined += len(bad)
+    result.log.add(origin(source.path), problems)
+    return bad
 
 
 def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes]) -> None:
