@@ -20,7 +20,9 @@ from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.formats import FORMATS, WRITERS
 from rankzero.data.rows.formats import convert as convert_row
 from rankzero.data.rows.formats.format import CannotSayError
+from rankzero.data.rows.formats.messages import PATHS_FOR_OPENAI
 from rankzero.data.rows.formats.prompt_completion import CHAT_AS_RAW
+from rankzero.data.rows.formats.sharegpt import LOSS_LEFT_OUT
 from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT, RAW_AS_CHAT
 from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError, StorageError, UsageError
@@ -169,6 +171,24 @@ class TestWhatATargetCannotSay:
             run([row], "openai", tmp_path)
         with pytest.raises(DataError, match="no image in a assistant turn"):
             run([chat(("user", "q"), ("assistant", "<image>a")) | {"images": ["1"]}], "openai", tmp_path)
+
+    def test_loss_that_one_answer_alone_asks_for(self, tmp_path: Path) -> None:
+        """With `train_on: last_turn` it is trained besides the last; where all ask, that they do is counted."""
+        some = chat(("user", "q"), ("assistant", "a", True), ("user", "r"), ("assistant", "b"))
+        with pytest.raises(DataError, match="sharegpt cannot say that a turn is trained"):
+            run([some], "sharegpt", tmp_path)
+        last = chat(("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b", True))
+        assert not run([last], "sharegpt", tmp_path)[0].rules
+        every = chat(("user", "q"), ("assistant", "a", True), ("user", "r"), ("assistant", "b", True))
+        assert run([every], "sharegpt", tmp_path, "all.jsonl")[0].rules == {LOSS_LEFT_OUT: 1}
+        one = chat(("user", "q"), ("assistant", "a", True))
+        for to in ("sharegpt", "alpaca"):
+            assert not run([one], to, tmp_path, f"{to}.jsonl")[0].rules
+
+    def test_openai_is_told_of_paths(self, tmp_path: Path) -> None:
+        asked = chat(("user", "<image>q"), ("assistant", "a"))
+        rows = [asked | {"images": [image]} for image in ("1.png", "https://x/1.png", "data:image/png;base64,AA")]
+        assert run(rows, "openai", tmp_path)[0].rules == {PATHS_FOR_OPENAI: 1}
 
     def test_a_table_has_one_question_and_one_answer(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="one question and one answer"):

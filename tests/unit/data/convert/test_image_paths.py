@@ -11,6 +11,7 @@ import pytest
 from rankzero.data.convert.convert import convert
 from rankzero.data.convert.image_paths import ABSOLUTE, FROM_RESULT
 from rankzero.data.images.paths import inside
+from rankzero.data.rows.formats.messages import PATHS_FOR_OPENAI
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import read_rows, write_rows
 from tests.unit.data.support import user_assistant
@@ -40,7 +41,7 @@ def test_rows_of_several_folders_keep_their_own_images(folders: list[SourceSpec]
     assert images_of(tmp_path / "all.jsonl") == ["a/pictures/1.png", "b/pictures/1.png"]
     assert result.rules == {FROM_RESULT: 2}
     parts = convert(folders, tmp_path / "parts.jsonl", "openai")
-    assert parts.rules == {FROM_RESULT: 2}
+    assert parts.rules == {FROM_RESULT: 2, PATHS_FOR_OPENAI: 2}
     one = convert(folders[:1], tmp_path / "a/out.parquet", "messages")
     assert not one.rules
 

@@ -21,6 +21,7 @@ from rankzero.data.rows.formats.writing import (
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"messages"})
+PATHS_FOR_OPENAI = "images are paths, and OpenAI takes http(s) or data URLs alone"
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -91,10 +92,14 @@ def to_openai(conversation: Conversation) -> Written:
         rows.append(row)
     if conversation.id is not None or conversation.group is not None:
         rules = (*rules, NAMES_LEFT_OUT)
+    if not all(image.lower().startswith(_FETCHED) for image in conversation.images):
+        rules = (*rules, PATHS_FOR_OPENAI)
     if conversation.tools:
         return {"messages": rows, "tools": [dict(tool) for tool in conversation.tools]}, rules
     return {"messages": rows}, rules
 
+
+_FETCHED = ("http://", "https://", "data:")
 
 _TURN: Column = {
     "role": "text",

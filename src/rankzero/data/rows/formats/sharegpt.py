@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
@@ -27,6 +27,7 @@ KEYS = (frozenset({"conversations"}), frozenset({"conversation"}), frozenset({"t
 SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}'
 
 ASSISTANT_FIRST = "the assistant speaks first"
+LOSS_LEFT_OUT = "`loss: true` of all answers is left out: it matters with train_on: last_turn alone"
 CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
 PAIRS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
@@ -113,6 +114,7 @@ def to_row(conversation: Conversation) -> Written:
     if conversation.images and any(TAG in turn.content for turn in turns):
         what = f"a text has {TAG} as text beside images, and sharegpt would take it for an image"
         raise CannotSayError("image tag as text", what)
+    rules = (*rules, *_without_loss(turns))
     rows = []
     waiting: list[str | None] = []
     for turn in turns:
@@ -139,6 +141,16 @@ def to_row(conversation: Conversation) -> Written:
         rules = (*rules, CALL_IDS)
     images = {"images": list(conversation.images)} if conversation.images else {}
     return {"conversations": rows, **images, **beside(conversation)}, rules
+
+
+def _without_loss(turns: Sequence[Message]) -> tuple[str, ...]:
+    """The rule by which earlier answers lose that they are to be trained; the last one is, whatever is said of it."""
+    answers = [turn.train for turn in turns if turn.role == "assistant"]
+    if not any(answers[:-1]):
+        return ()
+    if not all(answers):
+        raise CannotSayError("per-turn loss", "sharegpt cannot say that a turn is trained, which others are not")
+    return (LOSS_LEFT_OUT,)
 
 
 _COLUMNS: dict[str, Column] = {
