@@ -14,7 +14,7 @@ import orjson
 
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
+from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, read_keys, reason, rename
 from rankzero.data.rows.formats.json_text import TwiceReadError, read_again
 from rankzero.data.rows.formats.unread import unread_around
 from rankzero.data.rows.problems import RowProblem
@@ -68,7 +68,7 @@ def parse(
         result = found.result
         if minus_one_is_a_class and isinstance(result, Noted):
             result = result.if_minus_one_is_a_class or result
-        _count(parsed, found.original, found.row, found.name, result)
+        _count(parsed, found.original, found.row, found.name, result, columns)
         parsed.rules.update([UNREAD_NAN] if found.has_nan else ())
         parsed.rules.update([chunk.rules[index]] if index in chunk.rules else ())
         if wanted == "auto" and found.name not in parsed.reasons:
@@ -122,7 +122,9 @@ def read_row(
     return result if isinstance(result, list) else ReadRow(original, row, name, result, no_number is not None)
 
 
-def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -> None:
+def _count(
+    parsed: Parsed, original: Row, row: Row, name: str, result: Result, columns: Mapping[str, str] | None
+) -> None:
     """Note a row that could be read."""
     if isinstance(result, Conversation):
         parsed.conversations.append(result)
@@ -137,11 +139,8 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
     parsed.formats[name] += 1
     if len(original) > 1:
         reads = FORMATS[name].reads
-        if row is original:
-            parsed.ignored_keys.update(row.keys() - reads)
-        else:  # the values that are read are still the file's own; those that no key leads to any more are not
-            read = {id(value) for key, value in row.items() if key in reads}
-            parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
+        read = read_keys(original, columns, name) if columns else reads
+        parsed.ignored_keys.update(original.keys() - read)
         parsed.ignored_keys.update(unread_around(row, reads))
     unread_in_turn = FORMATS[name].unread_in_turn
     for key in FORMATS[name].turn_lists if unread_in_turn else ():

@@ -19,7 +19,19 @@ from rankzero.errors import Problem
 from rankzero.spec.row_formats import ROW_FORMATS
 from rankzero.spec.tasks import Trains
 
-__all__ = ["FORMATS", "WRITERS", "Noted", "Result", "Row", "check_columns", "convert", "detect", "reason", "rename"]
+__all__ = [
+    "FORMATS",
+    "WRITERS",
+    "Noted",
+    "Result",
+    "Row",
+    "check_columns",
+    "convert",
+    "detect",
+    "read_keys",
+    "reason",
+    "rename",
+]
 
 
 def _load(name: str) -> Format:
@@ -102,6 +114,14 @@ def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
         # Said outright which column it is: the other names for the same thing are no question any more.
         gone.update(name for name in _ALIASES.get(ours, ()) if name not in values)
     return {**{key: value for key, value in row.items() if key not in gone}, **values}
+
+
+def read_keys(row: Row, columns: Mapping[str, str], name: str) -> set[str]:
+    """The row's own keys that are read of it in the format of that name, once it is renamed."""
+    renamed, reads = rename(row, columns), FORMATS[name].reads
+    named = {ours: theirs for ours, theirs in columns.items() if theirs in row}
+    theirs = {theirs for ours, theirs in named.items() if ours in reads}
+    return theirs | {key for key in row if key in reads and key in renamed and key not in named}
 
 
 def check_columns(name: str, columns: Mapping[str, str], seen: Collection[str] | None = None) -> tuple[Problem, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -89,6 +90,14 @@ class TestColumns:
         parsed = parse(chunk, "query_response", {"query": "ask", "response": "solution"})
         assert turns(parsed.conversations[0]) == [("user", "q"), ("assistant", "a")]
         assert parsed.ignored_keys == {"answer": 1, "prompt": 1, "more": 1} and parsed.conversations[0].id == "1"
+
+    def test_keys_with_values_that_another_key_has_too_are_unread_all_the_same(self) -> None:
+        row = {"q": "x", "completion": "y", "id": 1, "score": 1, "note": "", "system": "", "conversation_id": None}
+        line = json.dumps(row | {"more": None, "prompt": "z"}).encode() + b"\n"
+        parsed = parse(Chunk(0, 1, line), "auto", {"prompt": "q"})
+        assert parsed.ignored_keys == dict.fromkeys(("score", "note", "more", "prompt"), 1)
+        swapped = parse(Chunk(0, 1, line), "auto", {"prompt": "completion", "completion": "prompt"})
+        assert swapped.ignored_keys == dict.fromkeys(("q", "score", "note", "more"), 1)
 
     @pytest.mark.parametrize("key", ["ask", "solution"])
     def test_a_renamed_key_twice(self, key: str) -> None:
