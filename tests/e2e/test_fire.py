@@ -103,8 +103,15 @@ def test_both_splits_with_images_from_an_archive(cli: Any, raw: Path, tmp_path: 
     for row in (row for name in names for row in read_jsonl(Path("out") / name)):
         assert Image.open(Path("img") / row["images"][0]).size == (6, 6)
     groups = [{row["conversation_id"] for row in read_jsonl(Path("out") / name)} for name in names]
-    assert not groups[0] & groups[1]
-    assert stats["images_in_several_splits"] == len((groups[0] | groups[1]) & groups[2])
+    pictures = [
+        {(Path("img") / row["images"][0]).read_bytes() for row in read_jsonl(Path("out") / name)} for name in names
+    ]
+    assert not groups[0] & groups[1] and not pictures[0] & pictures[1], "also of coco and gqa, which have the same"
+    shared = len((pictures[0] | pictures[1]) & pictures[2])
+    assert stats["images_in_several_splits"] == shared and f"images that are in several splits: {shared}" in done.out
+    assert "under two names" not in done.out
+    done = cli("data fire --output_dir out --image_dir img --input raw --skip-images --eval-fraction 0.3")
+    assert done.code == 0 and "one picture under two names may be on both sides" in done.out
 
 
 def test_policies_and_the_multi_turn_shape(cli: Any, raw: Path) -> None:

@@ -14,7 +14,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +66,11 @@ class FrameSettings:
     seed: int = 42
     images: ImageSettings = field(default_factory=ImageSettings)
 
+    @property
+    def compares_contents(self) -> bool:
+        """Whether images are the same by what they hold: where they are looked for and read, which decoding does."""
+        return not self.skip_images and self.images.check
+
 
 Announce = Callable[[str], None]
 """Told in words what begins."""
@@ -93,7 +98,7 @@ def run(
         for split, paths in inputs.items():
             work = _Split(recipe, split, paths, settings, announce)
             splits[split] = work.run(stores, writer)
-            groups[split] = work.groups
+            groups[split] = work.images
         every = [group for used in groups.values() for group in used]
         stats = {
             "recipe": recipe.name,
@@ -107,6 +112,7 @@ def run(
             },
             "splits": splits,
             "images_in_several_splits": len(every) - len(set(every)),
+            "images_compared": "by content" if settings.compares_contents else "by name",
         }
         if problems := _without_rows(splits, settings, f"{failed} has examples and the places that were looked in"):
             write_json(failed, stats)
@@ -129,8 +135,10 @@ class _Split:
         self._holdout = HoldOut(settings.eval_fraction if split == "train" else 0.0, settings.seed)
         self._located: Located | None = None
         self._tally = Tally()
-        self.groups: set[str] = set()
-        """Keys of the images that are used."""
+        self._first: dict[str, str] = {}
+        """Of images that are there under several names: the key of all of them, by each key."""
+        self.images: set[str] = set()
+        """Of the images that are used: what they hold, or their keys where that is not known."""
 
     def run(self, stores: Sequence[Store], writer: RowWriter) -> dict[str, Any]:
         """Write the rows, which have their names once the writer commits. Returns the statistics."""
@@ -168,16 +176,18 @@ class _Split:
                 continue
             _, image = read
             if image is None:
-                self._holdout.count(_group(None, self._split, number))
+                self._holdout.count(self._group(None, number))
             else:
                 rows_of_image[image] += 1
         settings = self._settings
         if not settings.skip_images:
             self._announce(f"{self._split}: finding {len(rows_of_image):,} images")
-            self._located = locate_images(rows_of_image, settings.image_dir, self._split, stores, settings.images)
+            how = replace(settings.images, compare=settings.compares_contents)
+            self._located = locate_images(rows_of_image, settings.image_dir, self._split, stores, how)
+            self._first = _first_keys(self._located.contents)
         for image, rows in rows_of_image.items():
             if isinstance(self._image(image), str):
-                self._holdout.count(image_key(image), rows)
+                self._holdout.count(self._group(image, 0), rows)
         self._holdout.decide()
 
     def _read(self, number: int, value: Any, tally: Tally) -> tuple[Converted, str | None] | Dropped:
@@ -208,11 +218,19 @@ class _Split:
             self._tally.add(tally, used=False)
             return Dropped(path.rule, path.what)
         self._tally.add(tally, used=True)
-        group = _group(image, self._split, number)
+        group = self._group(image, number)
         if image is not None:
-            self.groups.add(group)
+            contents = {} if self._located is None else self._located.contents
+            self.images.add(contents.get(image_key(image), group))
         name = _name(value.get("id"), self._split, number)
         return [_finished(row, name, group if image else None, path) for row in converted.rows], group
+
+    def _group(self, image: str | None, number: int) -> str:
+        """Rows of one image are one group, whatever they call it; a row without an image is its own."""
+        if image is None or refusal(image):
+            return f"{self._split}:{number}"
+        key = image_key(image)
+        return self._first.get(key, key)
 
     def _image(self, path: str) -> str | Lost:
         if self._located is not None:
@@ -231,11 +249,12 @@ class _Split:
         }
 
 
-def _group(image: str | None, split: str, number: int) -> str:
-    """Rows of one image are one group, whatever they call it; a row without an image is its own."""
-    if image is None or refusal(image):
-        return f"{split}:{number}"
-    return image_key(image)
+def _first_keys(contents: Mapping[str, str]) -> dict[str, str]:
+    """Of keys with the same content the first, in an order that does not depend on the rows, by each of the others."""
+    first: dict[str, str] = {}
+    for key in sorted(contents):
+        first.setdefault(contents[key], key)
+    return {key: first[content] for key, content in contents.items() if first[content] != key}
 
 
 def _name(value: object, split: str, number: int) -> str:

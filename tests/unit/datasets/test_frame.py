@@ -16,6 +16,7 @@ from PIL import Image
 from rankzero.data.images.layout import image_key
 from rankzero.datasets import fire, volcano
 from rankzero.datasets.frame import FrameSettings, Recipe, run
+from rankzero.datasets.images.resolve import ImageSettings
 from rankzero.datasets.images.stores import open_store
 from rankzero.datasets.raw import find_inputs
 from rankzero.errors import DataError, UsageError
@@ -71,14 +72,14 @@ def test_shuffled_input_gives_the_same_sides(tmp_path: Path) -> None:
     assert sides[0] == sides[1]
 
 
-def picture(path: Path) -> None:
+def picture(path: Path, shade: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4)).save(path, format="PNG")
+    Image.new("RGB", (4, 4), (shade, shade, shade)).save(path, format="PNG")
 
 
 def test_rows_without_a_usable_image_are_dropped_by_name(tmp_path: Path) -> None:
     picture(tmp_path / "store/coco/val2017/000000000007.jpg")
-    picture(tmp_path / "images/gqa/images/1.jpg")
+    picture(tmp_path / "images/gqa/images/1.jpg", 1)
     (tmp_path / "images/gqa/images/2.jpg").write_bytes(b"<html>")
     names = [
         "coco/train2014/COCO_train2014_000000000007.jpg",
@@ -187,7 +188,7 @@ def test_rows_are_held_out_of_those_that_can_be_used(tmp_path: Path) -> None:
     rows = [fire_row(f"r{index}", f"gqa/images/{index}.jpg", trajectory(1)) for index in range(100)]
     for index in range(0, 100, 10):
         for one in range(3):
-            picture(tmp_path / f"images/gqa/images/{index + one}.jpg")
+            picture(tmp_path / f"images/gqa/images/{index + one}.jpg", index + one)
     stats = run_fire(tmp_path, rows, eval_fraction=0.1)
     assert stats["rows_dropped"] == {"image missing": 70}
     assert stats["written"] == {"fire_bc_train.jsonl": 27, "fire_bc_eval.jsonl": 3}
@@ -273,6 +274,27 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert stats["splits"]["train"]["rows_out"] == 2 * count
     assert peaks[1] < 40 << 20 and peaks[1] < peaks[0] + (8 << 20), peaks
+
+
+def test_one_picture_under_two_names_is_on_one_side(tmp_path: Path) -> None:
+    """GQA's images are Visual Genome's."""
+    names = [f"{source}/{number}.jpg" for number in range(20) for source in ("gqa/images", "vg/VG_100K")]
+    for number, name in enumerate(names):
+        picture(tmp_path / "images" / name, number // 2)
+    rows = [fire_row(f"r{i}", name, trajectory(1)) for i, name in enumerate(names)]
+    raw = {
+        split: [write_array(tmp_path / f"{split}.json", part)] for split, part in (("train", rows), ("test", rows[::2]))
+    }
+    stats = run(fire_recipe(), raw, frame(tmp_path, eval_fraction=0.3))
+    sides = [read_jsonl(tmp_path / f"out/fire_bc_{name}.jsonl") for name in ("train", "eval")]
+    seen = [{Path(row["images"][0]).name for row in side} for side in sides]
+    assert not seen[0] & seen[1] and len(seen[0]) == 14 and [len(side) for side in sides] == [28, 12]
+    assert not {row["conversation_id"] for row in sides[0]} & {row["conversation_id"] for row in sides[1]}
+    assert stats["images_compared"] == "by content" and stats["images_in_several_splits"] == 20
+    unlooked = run(fire_recipe(), raw, frame(tmp_path, eval_fraction=0.3, skip_images=True))
+    assert unlooked["images_compared"] == "by name" and unlooked["images_in_several_splits"] == 20
+    run(fire_recipe(), {"train": raw["train"]}, frame(tmp_path, eval_fraction=0.3, images=ImageSettings(check=False)))
+    assert json.loads((tmp_path / "out/stats.json").read_text())["images_compared"] == "by name"
 
 
 def test_a_raw_file_that_would_be_written_over_stays(tmp_path: Path) -> None:

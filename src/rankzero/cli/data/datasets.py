@@ -263,12 +263,24 @@ def _summary(stats: dict[str, Any], settings: FrameSettings) -> str:
                 f"  {source}: {images['found']:,} of {images['images']:,} images"
                 + (f"; {lost}{examples}" if lost else "")
             )
+    lines += _shared(stats)
     first = next(name for counts in stats["splits"].values() for name in counts["written"])
     lines.append(f"statistics: {settings.output_dir / 'stats.json'}")
     lines.append(
         f"in run.yaml: data.train: [{{path: {settings.output_dir / first}, image_root: {settings.image_dir}}}]"
     )
     return "\n".join(lines)
+
+
+def _shared(stats: dict[str, Any]) -> list[str]:
+    """What is to be known of images that are in several splits, or on both sides of a hold-out."""
+    lines, shared = [], stats["images_in_several_splits"]
+    if shared:
+        lines.append(f"images that are in several splits: {shared:,}")
+    sides = len(stats["splits"]) + bool(stats["choices"]["eval_fraction"])
+    if sides > 1 and stats["images_compared"] == "by name":
+        lines.append("images were not read, so one picture under two names may be on both sides")
+    return lines
 
 
 def _names(values: Sequence[str] | None) -> list[str]:

@@ -17,6 +17,7 @@ from rankzero.data.images.paths import refusal
 from rankzero.data.pool import ordered_map
 from rankzero.data.progress import Progress, no_progress
 from rankzero.machine import usable_cores
+from rankzero.run_dir.atomic import file_sha256
 
 _BATCH = 16
 _FEW = 200
@@ -41,6 +42,8 @@ class ImageReport:
     problems: dict[str, ImageProblem] = field(default_factory=dict)
     sources: dict[str, Counter[str]] = field(default_factory=dict)
     """By source: how many images are `ok`, and how many have which fault."""
+    contents: dict[str, str] = field(default_factory=dict)
+    """By path the sha256 of the image's file, where that was asked for."""
 
     @property
     def ok(self) -> bool:
@@ -72,30 +75,34 @@ def check_images(
     *,
     workers: int | None = None,
     limits: ImageLimits | None = None,
+    contents: bool = False,
     progress: Progress = no_progress,
 ) -> ImageReport:
     """Decode every image below `root`; each path once, however often it is given. Raises ConfigError without Pillow.
 
-    `workers` absent: one for each core, and none for a handful of images. `progress` is told the bytes of the files.
+    `workers` absent: one for each core, and none for a handful of images. `contents`: also say which are the same.
+    `progress` is told the bytes of the files.
     """
     require_pillow()
     wanted = list(dict.fromkeys(paths))
     if workers is None:
         workers = 1 if len(wanted) < _FEW else usable_cores()
     report = ImageReport()
-    make = partial(_checker, root, limits or ImageLimits())
+    make = partial(_checker, root, limits or ImageLimits(), contents)
     for done, size in ordered_map(make, _batches(wanted), workers):
-        for path, problem in done:
+        for path, problem, content in done:
             report.checked += 1
             source = "(refused)" if problem is not None and refusal(path) else source_of(path.lstrip("/"))
             report.sources.setdefault(source, Counter())["ok" if problem is None else problem.reason] += 1
             if problem is not None:
                 report.problems[path] = problem
+            elif content:
+                report.contents[path] = content
         progress(size)
     return report
 
 
-_Done = tuple[list[tuple[str, ImageProblem | None]], int]
+_Done = tuple[list[tuple[str, ImageProblem | None, str]], int]
 
 
 def _batches(paths: list[str]) -> Iterator[list[str]]:
@@ -103,12 +110,12 @@ def _batches(paths: list[str]) -> Iterator[list[str]]:
         yield paths[start : start + _BATCH]
 
 
-def _checker(root: Path, limits: ImageLimits) -> Callable[[list[str]], _Done]:
-    return partial(_check_batch, root, limits)
+def _checker(root: Path, limits: ImageLimits, contents: bool) -> Callable[[list[str]], _Done]:
+    return partial(_check_batch, root, limits, contents)
 
 
-def _check_batch(root: Path, limits: ImageLimits, paths: list[str]) -> _Done:
-    done: list[tuple[str, ImageProblem | None]] = []
+def _check_batch(root: Path, limits: ImageLimits, contents: bool, paths: list[str]) -> _Done:
+    done: list[tuple[str, ImageProblem | None, str]] = []
     size = 0
     for path in paths:
         try:
@@ -116,7 +123,7 @@ def _check_batch(root: Path, limits: ImageLimits, paths: list[str]) -> _Done:
             decode(file, limits).close()
             size += os.path.getsize(file)
         except ImageError as fault:
-            done.append((path, ImageProblem(path, fault.reason, fault.what, fault.hint)))
+            done.append((path, ImageProblem(path, fault.reason, fault.what, fault.hint), ""))
         else:
-            done.append((path, None))
+            done.append((path, None, file_sha256(file) if contents else ""))
     return done, size

@@ -42,6 +42,8 @@ class ImageSettings:
     """Decode every image, and use none that cannot be decoded."""
     limits: ImageLimits = field(default_factory=ImageLimits)
     workers: int | None = None
+    compare: bool = False
+    """Where every image is decoded: say which are the same under other names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Located:
 
     def __init__(self) -> None:
         self.sources: dict[str, SourceReport] = {}
+        self.contents: dict[str, str] = {}
+        """By key what the image's file holds, where that was asked for: equal for equal bytes."""
         self._how: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         self._lost: dict[str, Lost] = {}
@@ -207,7 +211,15 @@ def _lose_the_unreadable(
     located: Located, image_dir: Path, brought: set[str], settings: ImageSettings, progress: Progress
 ) -> None:
     by_path = {path: key for key, path in located.paths().items()}
-    report = check_images(by_path, image_dir, workers=settings.workers, limits=settings.limits, progress=progress)
+    report = check_images(
+        by_path,
+        image_dir,
+        workers=settings.workers,
+        limits=settings.limits,
+        contents=settings.compare,
+        progress=progress,
+    )
+    located.contents |= {by_path[path]: content for path, content in report.contents.items()}
     for path, problem in report.problems.items():
         located.lose(by_path[path], Lost(problem.reason, f"{path}: {problem.what}"))
         if by_path[path] in brought:  # left there, it would be taken for good on the next run
