@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from rankzero.data.read.network import Found, RemoteFile
+from rankzero.datasets.images.resolve import MISSING as MISSING_RULE
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store, open_store
 from rankzero.errors import DataError, StorageError, UsageError
@@ -310,3 +311,52 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "x.rar").write_bytes(b"x")
     with pytest.raises(UsageError, match=r"\.tar"):
         open_store(str(tmp_path / "x.rar"))
+
+
+class TestDamagedInPlace:
+    NAME = "gqa/images/7.jpg"
+
+    def damaged(self, image_dir: Path, name: str) -> Path:
+        (image_dir / name).parent.mkdir(parents=True)
+        (image_dir / name).write_bytes(MEMBERS[self.NAME][:45])
+        return image_dir / name
+
+    @pytest.mark.parametrize("place", ["train/gqa/images/7.jpg", "gqa/images/7.jpg"])
+    @pytest.mark.parametrize("kind", ["folder", "zip"])
+    def test_it_is_brought_anew(self, kind: str, place: str, tmp_path: Path) -> None:
+        there = self.damaged(tmp_path / "out", place)
+        before = there.read_bytes()
+        make = {"folder": lambda: folder(tmp_path / "store"), "zip": lambda: zipped(tmp_path / "images.zip")}
+        located = locate_images([self.NAME], tmp_path / "out", "train", [open_store(make[kind]())])
+        assert shade(located, self.NAME, tmp_path / "out") == 7 and located.sources["gqa"].found == 1
+        assert located.of(self.NAME) == f"train/{self.NAME}"
+        if not place.startswith("train/"):
+            assert there.read_bytes() == before, "what is not below the split's folder is the user's"
+        again = locate_images([self.NAME], tmp_path / "out", "train")
+        assert again.of(self.NAME) == f"train/{self.NAME}" and again.how == {"in place": 1}
+
+    def test_without_another_copy_it_is_lost_and_stays(self, tmp_path: Path) -> None:
+        there = self.damaged(tmp_path / "out", f"train/{self.NAME}")
+        before = there.read_bytes()
+        for stores in ([], [open_store(str(tmp_path / "out/train"))], [open_store(str(tmp_path / "out"))]):
+            lost = locate_images([self.NAME], tmp_path / "out", "train", stores).of(self.NAME)
+            assert isinstance(lost, Lost) and lost.rule != MISSING_RULE
+            assert there.read_bytes() == before
+
+    def test_nothing_of_another_folder_is_replaced_through_a_link(self, tmp_path: Path) -> None:
+        there = self.damaged(tmp_path / "out", self.NAME)
+        before = there.read_bytes()
+        (tmp_path / "out/train").mkdir()
+        (tmp_path / "out/train/gqa").symlink_to(tmp_path / "out/gqa")
+        located = locate_images([self.NAME], tmp_path / "out", "train", [open_store(folder(tmp_path / "store"))])
+        assert isinstance(located.of(self.NAME), Lost) and there.read_bytes() == before
+
+    def test_a_damaged_one_from_a_store_replaces_nothing(self, tmp_path: Path) -> None:
+        there = self.damaged(tmp_path / "out", f"train/{self.NAME}")
+        before = there.read_bytes()
+        folder(tmp_path / "store")
+        (tmp_path / "store" / self.NAME).write_bytes(b"<html>")
+        located = locate_images([self.NAME], tmp_path / "out", "train", [open_store(str(tmp_path / "store"))])
+        lost = located.of(self.NAME)
+        assert isinstance(lost, Lost) and lost.rule == "damaged image"
+        assert there.read_bytes() == before and [path.name for path in there.parent.iterdir()] == [there.name]

@@ -4,7 +4,8 @@
                            (what comes from a store is written to <image_dir>/<split>/<row's path>)
 
 An image is known by its key (COCO by integer id, others by name), so one file serves all rows and spellings. What is
-found is decoded once before any row may name it. Knows nothing of rows but the paths in them.
+found is decoded once before any row may name it; what cannot be is looked for in the places that come after. Knows
+nothing of rows but the paths in them.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.data.images.check import check_images
-from rankzero.data.images.decode import ImageError, ImageLimits, require_pillow
+from rankzero.data.images.decode import ImageError, ImageLimits, decode, require_pillow
 from rankzero.data.images.layout import SOURCES, image_key, source_of
 from rankzero.data.images.paths import inside, normalised, refusal
 from rankzero.data.progress import Progress, no_progress
 from rankzero.datasets.images.stores import Fetched, FolderStore, Store
-from rankzero.run_dir.atomic import TEMPORARY_PREFIX, storage_errors
+from rankzero.run_dir.atomic import TEMPORARY_PREFIX, fsync_path, storage_errors
 
 ImageMode = Literal["copy", "link", "none"]
 
 MISSING = "image missing"
 _EXAMPLES = 5
+_MOST_WRITERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +150,23 @@ def locate_images(
     left = dict(wanted)
     faults: dict[str, ImageError] = {}
     for folder in ("", split):
+        before = dict(left)
         faults |= _in_place(left, located, image_dir, folder)
-    brought: set[str] = set()
+        found = [key for key in before if key not in left]
+        left |= {key: wanted[key] for key in _lose_the_unreadable(located, found, image_dir, settings, progress)}
+    brought: dict[str, str] = {}
     for store in stores:
         for fetched in store.fetch(dict(left)):
-            target = f"{split}/{left.pop(fetched.key)}"
-            located.add(fetched.key, target, _bring(fetched, target, image_dir, settings.mode))
-            brought.add(fetched.key)
+            key, target = fetched.key, f"{split}/{left[fetched.key]}"
+            if how := _bring(fetched, target, image_dir, image_dir / split, settings):
+                located.add(key, target, how)
+                brought[key] = left.pop(key)
         faults |= store.seen.faults
     for key in left.keys() & faults.keys():
         located.lose(key, Lost(faults[key].reason, faults[key].what))
-    if settings.check:
-        _lose_the_unreadable(located, image_dir, brought, settings, progress)
+    for key in _lose_the_unreadable(located, brought, image_dir, settings, progress):
+        (image_dir / split / brought.pop(key)).unlink(missing_ok=True)  # or the next run would take it for good
+    _flush([image_dir / split / path for path in brought.values()], image_dir)
     for path in (*wanted.values(), *refused):
         located.report(path)
     return located
@@ -174,21 +182,43 @@ def _in_place(left: dict[str, str], located: Located, image_dir: Path, folder: s
     return store.seen.faults
 
 
-def _bring(fetched: Fetched, path: str, image_dir: Path, mode: ImageMode) -> str:
-    """Write an image below the folder, whole or not at all; returns how."""
+def _bring(fetched: Fetched, path: str, image_dir: Path, split_dir: Path, settings: ImageSettings) -> str | None:
+    """Write an image below the folder, whole or not at all; returns how. What is there already cannot be decoded: it is
+    replaced by one that can, where it is in the split's own folder. None: it stays."""
     with storage_errors(image_dir / path):
         # A folder below may be a link that somebody made; what is written must not leave either.
         target = inside(path, image_dir)
         if not isinstance(target, Path):
             raise OSError(target.what)
+        replaces = settings.check and target.is_file()
+        if replaces and not target.is_relative_to(os.path.realpath(split_dir)):
+            return None
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = target.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         try:
-            how = _write(fetched, staged, mode)
+            how = _write(fetched, staged, settings.mode)
+            if replaces and not _can_be_decoded(staged, settings.limits):
+                return None
             os.replace(staged, target)
         finally:
             staged.unlink(missing_ok=True)
     return how
+
+
+def _can_be_decoded(file: Path, limits: ImageLimits) -> bool:
+    try:
+        decode(file, limits).close()
+    except ImageError:
+        return False
+    return True
+
+
+def _flush(files: Sequence[Path], image_dir: Path) -> None:
+    """Rows that name these files are on the device when the run ends; so are they."""
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(image_dir)}
+    with storage_errors(image_dir), ThreadPoolExecutor(_MOST_WRITERS) as writers:
+        for _ in writers.map(fsync_path, (*files, *folders)):
+            pass
 
 
 def _write(fetched: Fetched, staged: Path, mode: ImageMode) -> str:
@@ -208,9 +238,13 @@ def _write(fetched: Fetched, staged: Path, mode: ImageMode) -> str:
 
 
 def _lose_the_unreadable(
-    located: Located, image_dir: Path, brought: set[str], settings: ImageSettings, progress: Progress
-) -> None:
-    by_path = {path: key for key, path in located.paths().items()}
+    located: Located, keys: Iterable[str], image_dir: Path, settings: ImageSettings, progress: Progress
+) -> list[str]:
+    """Decode the images of these keys. Returns the keys of those that cannot be, which are lost."""
+    if not settings.check:
+        return []
+    paths = located.paths()
+    by_path = {paths[key]: key for key in keys}
     report = check_images(
         by_path,
         image_dir,
@@ -222,5 +256,4 @@ def _lose_the_unreadable(
     located.contents |= {by_path[path]: content for path, content in report.contents.items()}
     for path, problem in report.problems.items():
         located.lose(by_path[path], Lost(problem.reason, f"{path}: {problem.what}"))
-        if by_path[path] in brought:  # left there, it would be taken for good on the next run
-            (image_dir / path).unlink(missing_ok=True)
+    return [by_path[path] for path in report.problems]
