@@ -24,6 +24,8 @@ SUFFIXES: dict[str, Container] = {
 }
 
 _BATCH = 2000
+_BATCH_BYTES = 32 << 20
+"""Of text at a time: rows may have their pictures in them."""
 
 
 class RowWriter(Protocol):
@@ -66,23 +68,26 @@ class Table:
 
 
 class Parquet:
-    """Columns, some thousand rows at a time."""
+    """Columns, some thousand rows or megabytes at a time."""
 
     def __init__(self, file: IO[bytes], columns: Mapping[str, Column]) -> None:
         self._columns = columns
         self._schema = pa.schema([(name, _type(column)) for name, column in columns.items()])
         self._writer = pq.ParquetWriter(file, self._schema)
         self._rows: list[Any] = []
+        self._size = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a row."""
-        self._rows.append(_cell(row, self._columns))
-        if len(self._rows) == _BATCH:
+        cell = _cell(row, self._columns)
+        self._rows.append(cell)
+        self._size += _size(cell)
+        if len(self._rows) == _BATCH or self._size >= _BATCH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows = []
+        self._rows, self._size = [], 0
 
     def close(self) -> None:
         """Write the last rows and the footer."""
@@ -108,6 +113,14 @@ def _cell(value: Any, column: Column) -> Any:
     if isinstance(column, Mapping):
         return {name: _cell(value.get(name), inner) for name, inner in column.items()}
     return [_cell(one, column[0]) for one in value]
+
+
+def _size(value: Any) -> int:
+    """How much text is in it."""
+    if isinstance(value, str):
+        return len(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_size, inside))
 
 
 def unplaced(value: Any, column: Column) -> str:

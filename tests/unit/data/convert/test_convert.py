@@ -207,6 +207,14 @@ class TestFiles:
         write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
         assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
 
+    def test_parquet_holds_some_megabytes_at_a_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rows may have their pictures in them."""
+        monkeypatch.setattr("rankzero.data.convert.writers._BATCH_BYTES", 100_000)
+        row = chat(("user", "<image>q"), ("assistant", "a")) | {"images": ["data:image/png;base64," + "A" * 40_000]}
+        run([row] * 7, "messages", tmp_path, "out.parquet")
+        groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
+        assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [3, 3, 1]
+
     def test_parquet_of_turns_with_reasoning_and_weights(self, tmp_path: Path) -> None:
         row = user_assistant("q", "a", "r", "b")
         row["messages"][1] |= {"reasoning_content": "x", "loss_weight": 0.5}
