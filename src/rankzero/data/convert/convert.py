@@ -23,12 +23,14 @@ from rankzero.data.convert.image_paths import ImagePaths
 from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, refused, unplaced
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
+from rankzero.data.read.file_names import data_kind
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
 from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
+from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT
 from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
@@ -113,6 +115,8 @@ def convert(
     with ExitStack() as files:
         writer = opener(chosen, writes)(files.enter_context(whole_file(out)))
         aside: IO[bytes] | None = None
+        if quarantine and quarantine.exists():  # rows of an earlier run do not stay there
+            aside = files.enter_context(whole_file(quarantine))
         for index, source in enumerate(sources):
             rows_before = result.rows_in
             target = _Target(writes, chosen, _image_paths(source, out))
@@ -120,7 +124,7 @@ def convert(
                 bad = _convert_chunk(chunk, done, source, target, writer, result)
                 if bad and quarantine:
                     aside = aside or files.enter_context(whole_file(quarantine))
-                    _set_aside(chunk, bad, aside)
+                    _set_aside(chunk, bad, aside, is_table=data_kind(source.path) in ("CSV", "TSV"))
                 progress(chunk.done)
             if result.rows_in == rows_before and _is_empty(source):  # and not one that a sample drew nothing of
                 result.log.add(origin(source.path), [NO_ROWS])
@@ -269,8 +273,12 @@ def _convert_chunk(
     return bad
 
 
-def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes]) -> None:
-    file.writelines(line + b"\n" for number, line in lines(chunk) if number in bad)
+def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes], *, is_table: bool) -> None:
+    """The rows as they stand; those of a table as JSON, a text where it cannot be told apart into columns."""
+    for index, (number, line) in enumerate(lines(chunk)):
+        if number in bad:
+            is_text = is_table and index in chunk.problems
+            file.write((write_text(line.decode(errors="replace")).encode() if is_text else line) + b"\n")
 
 
 def _container(out: Path) -> Container:

@@ -195,6 +195,31 @@ class TestWhatATargetCannotSay:
             run([chat(("system", "s"), ("user", "q"), ("assistant", "a"))], "prompt_completion", tmp_path, "out.csv")
 
 
+class TestQuarantine:
+    def test_rows_of_an_earlier_run_do_not_stay(self, tmp_path: Path) -> None:
+        aside = tmp_path / "bad.jsonl"
+        rows = [user_assistant("q", "a"), {"zzz": 1}]
+        run(rows, "messages", tmp_path, quarantine=aside)
+        assert read_rows(aside) == [{"zzz": 1}]
+        run(rows[:1], "messages", tmp_path, quarantine=aside, overwrite=True)
+        assert aside.read_bytes() == b""
+        run(rows[:1], "messages", tmp_path, "other.jsonl", quarantine=tmp_path / "none.jsonl")
+        assert not (tmp_path / "none.jsonl").exists(), "which the next run would find there"
+
+    def test_one_that_fails_leaves_them(self, tmp_path: Path) -> None:
+        aside = tmp_path / "bad.jsonl"
+        aside.write_text("before")
+        with pytest.raises(DataError, match="no row is left"):
+            run([{"zzz": 1}], "messages", tmp_path, quarantine=aside, overwrite=True)
+        assert aside.read_text() == "before"
+
+    def test_every_line_of_a_tables_is_json(self, tmp_path: Path) -> None:
+        (tmp_path / "in.csv").write_text('prompt,completion\n"a\nb",c\n"d\ne",\nf,"g\nh",i\n')
+        aside = tmp_path / "bad.jsonl"
+        convert([SourceSpec(path=str(tmp_path / "in.csv"))], tmp_path / "out.jsonl", "messages", quarantine=aside)
+        assert read_rows(aside) == [{"prompt": "d\ne", "completion": ""}, 'f,"g h",i']
+
+
 class TestFiles:
     @pytest.mark.parametrize("to", ["messages", "sharegpt"])
     def test_parquet_of_turns(self, tmp_path: Path, to: str) -> None:
