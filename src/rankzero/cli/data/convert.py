@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -55,6 +56,7 @@ def convert(
     given = [SourceSpec.model_validate({"path": path, **shape_in}) for path in inputs]
     located = expand(given)
     sampled = SampledFiles(located, seed)
+    beside_rows = _is_own_output(output)
     flag = "-o" if quarantine is None else "-o or --quarantine"
     with show_progress("converting", input_bytes(located)) as advance, place_given_by(flag):
         done = convert_rows(
@@ -68,9 +70,18 @@ def convert(
             progress=advance,
         )
     if as_json:
-        typer.echo(json.dumps(done.as_json() | {"output": str(output)}, ensure_ascii=False, indent=2))
+        told = json.dumps(done.as_json() | {"output": str(output)}, ensure_ascii=False, indent=2)
     else:
-        typer.echo("\n".join(_summary(done, output, quarantine)))
+        told = "\n".join(_summary(done, output, quarantine))
+    typer.echo(told, err=beside_rows)
+
+
+def _is_own_output(path: Path) -> bool:
+    """Whether what is written there comes out of this process, where nothing else is to be among it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    except OSError:  # it is not there yet, or this process's output is closed
+        return False
 
 
 def _summary(done: Conversion, output: Path, quarantine: Path | None) -> list[str]:

@@ -285,7 +285,7 @@ def _container(out: Path) -> Container:
     if out.suffix in SUFFIXES:
         return SUFFIXES[out.suffix]
     what = f"what kind of file `{out.name}` is to be cannot be told from its name"
-    raise UsageError(what, hint=f"end it with one of {', '.join(SUFFIXES)}")
+    raise UsageError(what, hint=f"end it with one of {', '.join(SUFFIXES)}, or say --to")
 
 
 def _writer(to: str, container: Container) -> Writer:
@@ -305,7 +305,7 @@ def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite
     for out in outs:
         if os.path.realpath(out) in read:
             raise UsageError(f"{out} is read and would be written", hint="give the result another name")
-        if out.exists() and not overwrite:
+        if out.exists() and not overwrite and not takes_as_it_comes(out):
             raise UsageError(f"{out} is there already", hint="give another name, or --force")
     if len(set(map(os.path.realpath, outs))) < len(outs):
         raise UsageError("the result and the quarantine are the same file", hint="give two names")
