@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +66,7 @@ def check(
     """Look at every row as training would read it. Exit status 65 when the data cannot be trained on."""
     require_data()
     from rankzero.api.data import look
+    from rankzero.cli.undoing import undone_where_stopped
     from rankzero.data.inspect.report import Tolerance
     from rankzero.run_dir.atomic import place_given_by
 
@@ -72,7 +74,7 @@ def check(
     wanted = what_is_wanted(
         inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
-    with place_given_by("--quarantine"):
+    with undone_where_stopped() if quarantine else nullcontext(), place_given_by("--quarantine"):
         found = look(wanted, images=images, quarantine=quarantine, keep=_KEPT_FOR_JSON if as_json else None)
     report, comparison = found.report, found.serving
     if html is not None:

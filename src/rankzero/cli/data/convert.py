@@ -44,6 +44,7 @@ def convert(
 ) -> None:
     """Write data as one file of another kind or row shape. Every row is accounted for."""
     require_data()
+    from rankzero.cli.undoing import undone_where_stopped
     from rankzero.data.convert.convert import SampledFiles
     from rankzero.data.convert.convert import convert as convert_rows
     from rankzero.data.progress import show_progress
@@ -58,7 +59,8 @@ def convert(
     sampled = SampledFiles(located, seed)
     beside_rows = _is_own_output(output)
     flag = "-o" if quarantine is None else "-o or --quarantine"
-    with show_progress("converting", input_bytes(located)) as advance, place_given_by(flag):
+    shown = show_progress("converting", input_bytes(located))
+    with undone_where_stopped(), shown as advance, place_given_by(flag):
         done = convert_rows(
             sampled.files,
             output,

@@ -216,6 +216,7 @@ def _run(
     settings: FrameSettings,
     images: Sequence[str],
 ) -> None:
+    from rankzero.cli.undoing import undone_where_stopped
     from rankzero.datasets.frame import run
     from rankzero.datasets.images.stores import open_store
     from rankzero.datasets.raw import find_inputs
@@ -228,7 +229,7 @@ def _run(
         raise UsageError("--images needs --image-mode copy or link", hint=hint)
     stores = [open_store(text) for text in images]
     inputs = find_inputs(raw, splits, hub_id) if raw else _from_hub(splits, hub_id)
-    with place_given_by("--output_dir (images: --image_dir)"):
+    with undone_where_stopped(), place_given_by("--output_dir (images: --image_dir)"):
         stats = run(recipe, inputs, settings, stores, partial(typer.echo, err=True))
     typer.echo(_summary(stats, settings))
 
