@@ -29,6 +29,8 @@ def to_conversation(row: Row, line: int) -> Result:
     if "label" not in row:
         return [*problems, RowProblem(line, "no label", "the row has no `label`", f"expected: {SHAPE}")]
     label = row["label"]
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)  # as tables have numbers beside a missing one
     minus_one = not isinstance(label, bool) and label in (-1, "-1")
     if label is None or (minus_one and problems):
         return problems or Noted((), dropped=UNLABELLED)

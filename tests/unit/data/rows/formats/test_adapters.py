@@ -236,7 +236,12 @@ class TestClassification:
         conversation = good({key: "t", "label": label})
         assert conversation.label == label and turns(conversation) == [("prompt", "t")] and not conversation.templated
 
-    @pytest.mark.parametrize("label", [-1, "-1", None])
+    def test_a_whole_number_is_one_in_whatever_column(self) -> None:
+        """pandas has numbers beside a missing one as floats."""
+        label = good({"text": "t", "label": 1.0}).label
+        assert (label, type(label)) == (1, int)
+
+    @pytest.mark.parametrize("label", [-1, "-1", -1.0, None])
     def test_rows_without_a_label_are_left_out_by_name(self, label: Any) -> None:
         from rankzero.data.rows.formats import Noted, convert
 
