@@ -1,8 +1,9 @@
-"""Tool calls and tools in tables: no row has the members that only other rows have."""
+"""Nulls that tables make: of tool calls and tools no row has the members that only other rows have."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from rankzero.data.convert.convert import convert
 from rankzero.data.inspect.validate import check
-from rankzero.data.read.containers.arrow_rows import MADE_UP
+from rankzero.data.read.containers.arrow_rows import MADE_UP, NO_NUMBER
 from rankzero.data.read.sources import read_chunks
 from rankzero.data.rows.chunks import pack, rows_of
 from rankzero.data.rows.conversation import Conversation
@@ -105,3 +106,14 @@ def test_what_a_table_made_up_is_said_where_it_is_converted(tmp_path: Path) -> N
     (chunk,) = read_chunks(str(path))
     (again,) = pack(rows_of(chunk), 0)
     assert again.rules == chunk.rules == {0: MADE_UP, 1: MADE_UP}
+
+
+def test_no_number_in_an_object_is_counted(tmp_path: Path) -> None:
+    """Its null says nothing, as of a weight; in a column of its own it is how tables have what is missing."""
+    weights = (0.5, math.nan, math.inf, None)
+    turns = [
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss_weight": w}] for w in weights
+    ]
+    table = pa.table({"messages": turns, "score": list(weights), "vector": [[math.nan, 1.0]] * 4})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert check([SourceSpec(path=str(tmp_path / "rows.parquet"))]).counts.rules == {NO_NUMBER: 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -82,11 +83,13 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | 
         yield b"", _value_problem(first, names, batch.columns)
         return
     tidiers = [(place, tidy) for place, column in enumerate(columns) if (tidy := _tidier(column.type))]
+    finders = [(place, find) for place, column in enumerate(columns) if (find := _unreal_finder(column.type))]
     for number, row in enumerate(zip(*values, strict=True), first):
         made_up = [tidy(row[place]) for place, tidy in tidiers if row[place] is not None]
         try:
             line = orjson.dumps(dict(zip(names, row, strict=True)), default=_plain)
-            yield line, MADE_UP if any(made_up) else None
+            unreal = any(find(row[place]) for place, find in finders if row[place] is not None)
+            yield line, NO_NUMBER if unreal else MADE_UP if any(made_up) else None
         except TypeError as error:
             hint = "write the column as text or numbers, or leave it out of the file"
             yield repr(row).encode(errors="replace"), RowProblem(number, "value without JSON", str(error), hint)
@@ -126,6 +129,29 @@ def _tidier(kind: Any, inside: bool = False) -> Callable[[Any], bool] | None:
         return bool(empty) or any(found)
 
     return tidied if inside or members else None
+
+
+NO_NUMBER = "NaN or infinity in an object of a table is null"
+
+
+def _unreal_finder(kind: Any, inside: bool = False) -> Callable[[Any], bool] | None:
+    """What says whether a value of this type has an object with a number that JSON does not have; None where it cannot.
+    A number in a column of its own is not asked about: NaN is how tables have what is missing."""
+    if inside and pa.types.is_floating(kind):
+        return _is_unreal
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _unreal_finder(kind.value_type)
+        return None if inner is None else lambda values: any(inner(one) for one in values if one is not None)
+    if not pa.types.is_struct(kind):
+        return None
+    members = {field.name: find for field in kind if (find := _unreal_finder(field.type, inside=True))}
+    if not members:
+        return None
+    return lambda value: any(find(value[name]) for name, find in members.items() if value.get(name) is not None)
+
+
+def _is_unreal(value: float) -> bool:
+    return not math.isfinite(value)
 
 
 def _defines(kind: Any) -> bool:
