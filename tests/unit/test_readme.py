@@ -10,6 +10,7 @@ import pytest
 
 from rankzero.errors import ExitCode
 from rankzero.spec.load import load_run_spec
+from rankzero.spec.row_formats import ROW_FORMATS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -30,6 +31,11 @@ def test_commands_exist(cli: Any) -> None:
     assert {"init", "train", "data check", "data show", "generate"} <= typed
     for command in typed:
         assert cli(f"{command} --help").code == 0, command
+
+
+def test_row_shapes() -> None:
+    words = {13: "thirteen", 14: "fourteen", 15: "fifteen", 16: "sixteen"}
+    assert f"in {words[len(ROW_FORMATS)]} shapes" in README
 
 
 def test_exit_codes() -> None:

@@ -13,6 +13,7 @@ from rankzero.data.rows.formats.writing import beside, one_round
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"instruction", "output"})
+INPUT_BELOW = "the input is put below the instruction"
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -34,6 +35,7 @@ def to_conversation(row: Row, line: int) -> Result:
         return [*problems, answer]
     turns, more = read_history(row, line, slots)
     question, bad, rules = with_context(row, "\n".join(asked), line)
+    rules = (INPUT_BELOW, *rules) if len(asked) > 1 else rules
     turns += (slots.message("user", question), slots.message("assistant", answer))
     return chat(row, line, turns, [*problems, *more, *bad], slots, rules)
 

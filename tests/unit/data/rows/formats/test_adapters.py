@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.alpaca import INPUT_BELOW
 from rankzero.data.rows.formats.fields import CONTEXT_BELOW, EMPTY_SYSTEM
 from rankzero.data.rows.formats.query_response import FIRST_ANSWER
 from rankzero.data.rows.formats.sharegpt import ASSISTANT_FIRST
@@ -26,6 +27,7 @@ class TestAlpaca:
         without, with_input, rich = ROWS["alpaca"]
         assert turns(good(without)) == [("user", "Name a prime."), ("assistant", "7")]
         assert turns(good(with_input)) == [("user", "Translate to French.\nGood day"), ("assistant", "Bonjour")]
+        assert [read(row)[2] for row in (without, with_input, rich)] == [(), (INPUT_BELOW,), ()]
         roles = ["system", "user", "assistant", "user", "assistant"]
         assert [role for role, _ in turns(good(rich))] == roles and good(rich).templated
 
