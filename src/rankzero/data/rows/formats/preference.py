@@ -35,6 +35,7 @@ from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import as_prompt, beside, turn_row, turn_rows
+from rankzero.data.rows.formats.written_calls import with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
@@ -140,7 +141,11 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
         return result
     rules = result.rules if isinstance(result, Noted) else ()
     (whole,) = result.conversations if isinstance(result, Noted) else (result,)
-    return preference(whole, worse, len(better) - before, line, rules)
+    preferred = len(better) - before
+    if whole.tools:  # one turn may be the answers of several tools
+        read, unreadable, _ = with_calls_read(better[before:], whole.tools, line)
+        preferred = len(read) + len(unreadable)
+    return preference(whole, worse, preferred, line, rules)
 
 
 def _shared_turns(chosen: list[Any], rejected: list[Any]) -> int:

@@ -219,6 +219,15 @@ def test_a_worse_answers_call_that_cannot_be_read_is_a_problem_of_the_row(key: s
     assert reasons({**beside, key: worse, "tools": [TOOL]}) == [found]
 
 
+def test_answers_of_tools_in_one_turn_are_turns_of_the_better_answer() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    found = user("<tool_response>1</tool_response><tool_response>2</tool_response>")
+    better, worse = [bot(f"{call}{call}"), found, bot("3")], [bot("b")]
+    conversation = good({"prompt": [user("q")], "chosen": better, "rejected": worse, "tools": [TOOL]})
+    assert [turn.role for turn in conversation.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert conversation.preferred == 4 and conversation.messages[1].train is None
+
+
 def test_worse_turns_as_json_that_says_a_key_twice_are_a_problem_of_the_row() -> None:
     worse = '[{"role": "user", "content": "q"}, {"role": "assistant", "role": "assistant", "content": "b"}]'
     assert reasons({"messages": [user("q"), bot("a")], "rejected_messages": worse}) == ["duplicate key"]
