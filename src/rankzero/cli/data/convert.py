@@ -98,4 +98,6 @@ def _summary(done: Conversion, output: Path, quarantine: Path | None) -> list[st
     lines += [f"  {count:,} {what}" for what, count in parts if count]
     if done.ignored_keys:
         lines.append(f"  keys that are not read, and so not written: {', '.join(named_counts(done.ignored_keys))}")
+    if done.image_root:
+        lines.append(f"in run.yaml: data.train: [{{path: {output}, image_root: {done.image_root}}}]")
     return lines

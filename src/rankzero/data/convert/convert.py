@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankzero.data.cache.selection import chosen
-from rankzero.data.convert.image_paths import ImagePaths
+from rankzero.data.convert.image_paths import ImagePaths, OtherPathsError
 from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, refused, unplaced
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
@@ -66,6 +66,8 @@ class Conversion:
     rules: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
+    image_root: str | None = None
+    """To be named beside the result, where that is not the folder that the result is in."""
     ignored_keys: Counter[str] = field(default_factory=Counter)
     log: ProblemLog = field(default_factory=ProblemLog)
 
@@ -83,6 +85,7 @@ class Conversion:
             **{name: getattr(self, name) for name in numbers},
             **{name: dict(getattr(self, name)) for name in counters},
             "problems_by_reason": dict(self.log.reasons.most_common()),
+            "image_root": self.image_root,
         }
 
 
@@ -111,15 +114,38 @@ def convert(
     chosen = container or _container(out)
     writes = _writer(to, chosen)
     _require_free(sources, [out, *([quarantine] if quarantine else [])], overwrite)
+    # of rows that go to a pipe nobody knows where they will stand
+    paths = None if takes_as_it_comes(out) else ImagePaths(map(_image_root, sources), out)
+    target, done = _Target(writes, chosen, paths), [0]
+
+    def advance(count: int) -> None:
+        done[0] += count
+        progress(count)
+
+    while True:
+        try:
+            return _convert(sources, target, out, quarantine, read, advance)
+        except OtherPathsError:  # nothing was written: all rows again
+            advance(-done[0])
+
+
+def _convert(
+    sources: Sequence[SourceSpec],
+    target: _Target,
+    out: Path,
+    quarantine: Path | None,
+    read: ReadSource,
+    progress: Progress,
+) -> Conversion:
+    """All rows once. Raises OtherPathsError where images need other paths than those of the rows before them got."""
     result = Conversion()
     with ExitStack() as files:
-        writer = opener(chosen, writes)(files.enter_context(whole_file(out)))
+        writer = opener(target.container, target.writes)(files.enter_context(whole_file(out)))
         aside: IO[bytes] | None = None
         if quarantine and quarantine.exists():  # rows of an earlier run do not stay there
             aside = files.enter_context(whole_file(quarantine))
         for index, source in enumerate(sources):
             rows_before = result.rows_in
-            target = _Target(writes, chosen, _image_paths(source, out))
             for chunk, done in _chunks(source, index, read, result):
                 bad = _convert_chunk(chunk, done, source, target, writer, result)
                 if bad and quarantine:
@@ -138,6 +164,7 @@ def convert(
             )
             raise DataError(f"no row is left: {counts}", where=", ".join(source.path for source in sources))
         result.require_balance()
+    result.image_root = None if target.paths is None else target.paths.image_root()
     return result
 
 
@@ -187,27 +214,24 @@ def _wanted(writes: Writer) -> Trains | None:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the rows of a file become."""
+    """What rows become."""
 
     writes: Writer
     container: Container
     paths: ImagePaths | None
     """None: of images they stay as they are."""
 
-    def row(self, conversation: Conversation) -> Written:
+    def row(self, conversation: Conversation, image_root: str) -> Written:
         """The row as the format has it, in a shape that the container can hold."""
         moved: tuple[str, ...] = ()
-        if self.paths is not None:
-            conversation, moved = self.paths.moved(conversation)
+        if self.paths is not None and conversation.images:
+            conversation, moved = self.paths.moved(conversation, image_root)
         row, rules = _row(conversation, self.writes, self.container)
         return row, (*moved, *rules)
 
 
-def _image_paths(source: SourceSpec, out: Path) -> ImagePaths | None:
-    """Of rows that go to a pipe nobody knows where they will stand."""
-    if takes_as_it_comes(out):
-        return None
-    return ImagePaths(source.image_root or os.path.dirname(source.path) or os.curdir, out)
+def _image_root(source: SourceSpec) -> str:
+    return source.image_root or os.path.dirname(source.path) or os.curdir
 
 
 def _row(conversation: Conversation, writes: Writer, container: Container) -> Written:
@@ -248,13 +272,13 @@ def _convert_chunk(
     for name in ("dropped", "rules", "formats", "ignored_keys"):
         getattr(result, name).update(getattr(parsed, name))
     result.reasons = {**parsed.reasons, **result.reasons}
-    problems = list(parsed.problems)
+    problems, root = list(parsed.problems), _image_root(source)
     for line, group in groupby(parsed.conversations, key=lambda conversation: conversation.line):
         rows: list[dict[str, Any]] = []
         rules: Counter[str] = Counter()
         try:
             for conversation in group:
-                row, applied = target.row(conversation)
+                row, applied = target.row(conversation, root)
                 rows.append(row)
                 rules.update(applied)
         except CannotSayError as error:
