@@ -22,7 +22,7 @@ from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
 from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.diff import IDENTITIES, differ
 from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import EvalFraction, RunSpec
 
 _COUNTED = ("rows", "tokens", "supervised_tokens", "longest")
 
@@ -133,9 +133,12 @@ def check_same_run(
             notices.append(f"{words} changed; accepted by {by}")
             names.append(name)
         else:
-            problems.append(
-                Problem(f"{words} changed since the checkpoint", name, f"undo it, or pass --allow-change {name}")
-            )
+            hint = f"undo it, or pass --allow-change {name}"
+            if name == "eval_data" and isinstance(spec.data.eval, EvalFraction):
+                hint += (
+                    "; of the same files an earlier version may have held other rows out: these may have been trained"
+                )
+            problems.append(Problem(f"{words} changed since the checkpoint", name, hint))
     if list(manifest.get("labels") or ()) != list(now["labels"] or ()):
         before, after = (", ".join(labels or ["none"]) for labels in (manifest.get("labels"), now["labels"]))
         words = f"the classes were {before}, and are {after} now"

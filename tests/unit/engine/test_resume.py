@@ -284,6 +284,19 @@ def test_other_classes_and_a_base_without_effect_are_refused_even_where_they_are
     assert found.accepted == ("model",)
 
 
+@pytest.mark.parametrize(("held_out", "said"), [({"fraction": 0.2}, True), ("e", False)])
+def test_rows_that_are_held_out_otherwise_may_be_the_same_files(held_out: Any, said: bool, tmp_path: Path) -> None:
+    """An upgrade may hold out other rows, which nobody can undo."""
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t", "eval": held_out}})
+    before, now = a_manifest(spec), a_manifest(spec, data="other", eval_data="other")
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(before, now, spec, RunDir(tmp_path), ())
+    assert ("held other rows out" in str(refused.value)) is said
+    assert "--allow-change data" in str(refused.value) and "--allow-change eval_data" in str(refused.value)
+    found = check_same_run(before, now, spec, RunDir(tmp_path), ("data", "eval_data"))
+    assert found.accepted == ("data", "eval_data")
+
+
 @pytest.mark.parametrize("identity", ["model", "data", "eval_data"])
 def test_what_an_earlier_version_knew_otherwise_is_never_called_exact(tmp_path: Path, identity: str) -> None:
     spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}, "lora": {}})

@@ -53,18 +53,21 @@ def as_name(value: Any) -> str | None:
         return value or None
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # as tables have numbers beside a missing one
-    if isinstance(value, bool) or not isinstance(value, (int, float, dict, list)) or _is_nothing(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict, list)):
         return None
     try:
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return (
+            None if _is_nothing(value) else json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        )
     except RecursionError:  # a thousand objects in each other name nothing
         return None
 
 
 def _is_nothing(value: object) -> bool:
-    """Whether it is null or has nothing but that in it."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
-    return all(one is None for one in inside)
+    """Whether it is null or empty, or has nothing but that in it."""
+    if isinstance(value, (dict, list)):
+        return all(map(_is_nothing, value.values() if isinstance(value, dict) else value))
+    return value is None or value == ""
 
 
 def read_system(row: Row, key: str, line: int) -> tuple[list[Message], list[RowProblem], tuple[str, ...]]:

@@ -356,7 +356,10 @@ def test_rows_of_one_conversation_are_a_group_in_whatever_form(row: dict[str, An
     assert good(row | {"conversation_id": "g", "id": 1}).group == "g" and good(row).group is None
     one, other = ({"$oid": "5f", "n": [1, 2**70]}, {"n": [1, 2**70], "$oid": "5f"})
     assert good(row | {"conversation_id": one}).group == good(row | {"conversation_id": other}).group is not None
-    for nothing in ({}, [], {"$oid": None}, [None]):  # as tables have objects that are not there
+    nested = ({"$oid": ""}, {"k": {"oid": None}}, [""], [{}], [[]], {"k": [{"oid": ""}, None]})
+    for nothing in ({}, [], {"$oid": None}, [None], *nested):  # as tables have objects that are not there
         assert good(row | {"conversation_id": nothing}).group is None
+    for something in ([0], {"k": False}, [" "]):
+        assert good(row | {"conversation_id": something}).group is not None
     deep = reduce(lambda inner, _: [inner], range(2000), "g")
     assert good(row | {"conversation_id": deep, "id": deep}).group is None
