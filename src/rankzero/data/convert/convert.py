@@ -6,6 +6,7 @@ of another row. A sum that does not come out is an internal error, and nothing i
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,6 @@ from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
-from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT
 from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
@@ -301,8 +301,12 @@ def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes], *, is_table: bool) 
     """The rows as they stand; those of a table as JSON, a text where it cannot be told apart into columns."""
     for index, (number, line) in enumerate(lines(chunk)):
         if number in bad:
-            is_text = is_table and index in chunk.problems
-            file.write((write_text(line.decode(errors="replace")).encode() if is_text else line) + b"\n")
+            file.write((_text_as_json(line) if is_table and index in chunk.problems else line) + b"\n")
+
+
+def _text_as_json(line: bytes) -> bytes:
+    """Bytes that are not UTF-8 as the escapes that Python makes of them, and bytes of again: "\\udce9"."""
+    return json.dumps(line.decode(errors="surrogateescape"), ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _container(out: Path) -> Container:

@@ -219,6 +219,14 @@ class TestQuarantine:
         convert([SourceSpec(path=str(tmp_path / "in.csv"))], tmp_path / "out.jsonl", "messages", quarantine=aside)
         assert read_rows(aside) == [{"prompt": "d\ne", "completion": ""}, 'f,"g h",i']
 
+    def test_no_byte_of_one_in_another_encoding_is_lost(self, tmp_path: Path) -> None:
+        row = '"café",'.encode("latin-1") + "é🙂".encode()
+        (tmp_path / "in.csv").write_bytes(b"prompt,completion\na,b\n" + row + b"\n")
+        aside = tmp_path / "bad.jsonl"
+        convert([SourceSpec(path=str(tmp_path / "in.csv"))], tmp_path / "out.jsonl", "messages", quarantine=aside)
+        assert [text.encode(errors="surrogateescape") for text in read_rows(aside)] == [row]
+        assert "é🙂".encode() in aside.read_bytes()
+
 
 class TestFiles:
     @pytest.mark.parametrize("to", ["messages", "sharegpt"])
