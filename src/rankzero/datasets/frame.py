@@ -13,7 +13,7 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store
-from rankzero.datasets.raw import rows_of
+from rankzero.datasets.raw import rows_of, written_into
 from rankzero.datasets.tally import FAILED_STATS, STATS, Converted, Dropped, Tally
 from rankzero.errors import DataError, Problem, UsageError
 from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors, write_json
@@ -111,6 +111,7 @@ def run(
                 **recipe.choices,
             },
             "splits": splits,
+            "written_before": _still_there(settings.output_dir, writer.counts),
             "images_in_several_splits": len(every) - len(set(every)),
             "images_compared": "by content" if settings.compares_contents else "by name",
         }
@@ -290,6 +291,11 @@ def _require_no_stale_eval(recipe: Recipe, inputs: Mapping[str, Sequence[str]], 
         raise UsageError("--eval-fraction would write the file of the split `eval`", hint="leave one of the two out")
     if settings.eval_fraction and "train" not in inputs:
         raise UsageError("--eval-fraction holds out rows of train, which is not among the splits")
+
+
+def _still_there(folder: Path, now: Collection[str]) -> list[str]:
+    """What earlier runs wrote there: names that this run does not write."""
+    return sorted(name for name in written_into(folder).difference(now) if (folder / name).is_file())
 
 
 def _require_inputs_stay(recipe: Recipe, inputs: Mapping[str, Sequence[str]], settings: FrameSettings) -> None:

@@ -89,7 +89,7 @@ def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -
         for has, name in _by_name(sorted(files), split, wanted):
             yield has, download(files[name], network)
     elif "://" not in place and Path(place).is_dir():
-        written = _written_into(Path(place))
+        written = written_into(Path(place))
         names = sorted(str(path) for path in Path(place).iterdir() if path.name not in written)
         yield from _by_name(names, split, wanted)
     elif "://" not in place and (problem := probe(place)):
@@ -103,11 +103,12 @@ def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -
         yield from ((has, path) for path in files_here)
 
 
-def _written_into(folder: Path) -> set[str]:
-    """The names of the files that a recipe wrote there, by its statistics beside them: they are no raw rows."""
+def written_into(folder: Path) -> set[str]:
+    """The names of the files that recipes wrote there, by the statistics beside them: they are no raw rows."""
     try:
         stats = json.loads((folder / STATS).read_text(encoding="utf-8"))
-        return {name for split in stats["splits"].values() for name in split["written"]}
+        written = {name for split in stats["splits"].values() for name in split["written"]}
+        return written.union(stats.get("written_before", ()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # there are none, or they are somebody else's
         return set()
 

@@ -319,3 +319,17 @@ def test_rows_beside_the_raw_files_are_no_raw_rows_of_the_next_run(tmp_path: Pat
         run(fire_recipe(), find_inputs([str(tmp_path)], ["train"], "x/y"), settings)
         sides.append([(tmp_path / f"fire_bc_{name}.jsonl").read_bytes() for name in ("train", "eval")])
     assert sides[0] == sides[1]
+
+
+def test_splits_that_are_made_one_by_one_beside_the_raw_files_stay_no_raw_rows(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_array(tmp_path / f"FIRE-{split}.json", many_fire_rows(5))
+    settings = FrameSettings(tmp_path, tmp_path / "images", skip_images=True)
+    for split in ("train", "test", "train", "test"):
+        inputs = find_inputs([str(tmp_path)], [split], "x/y")
+        assert inputs == {split: (str(tmp_path / f"FIRE-{split}.json"),)}
+        run(fire_recipe(), inputs, settings)
+    assert list(find_inputs([str(tmp_path)], [], "x/y")) == ["train", "test"]
+    (tmp_path / "fire_bc_train.jsonl").unlink()
+    run(fire_recipe(), {"test": [str(tmp_path / "FIRE-test.json")]}, settings)
+    assert json.loads((tmp_path / "stats.json").read_text())["written_before"] == []
