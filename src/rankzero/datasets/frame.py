@@ -9,6 +9,7 @@ counts, never rows. Output files appear when all splits are written and each has
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from array import array
@@ -416,7 +417,15 @@ class RowWriter:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
+            for name in self._files:  # before the first one is replaced: what would keep a later one from it
+                _require_no_directory(self._directory / name)
             for name, (staged, _file) in self._files.items():
                 os.replace(staged, self._directory / name)
             fsync_path(self._directory)
         self._files.clear()
+
+
+def _require_no_directory(path: Path) -> None:
+    with storage_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

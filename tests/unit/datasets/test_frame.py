@@ -19,7 +19,7 @@ from rankzero.datasets.frame import FrameSettings, Recipe, run
 from rankzero.datasets.images.resolve import ImageSettings
 from rankzero.datasets.images.stores import open_store
 from rankzero.datasets.raw import find_inputs
-from rankzero.errors import DataError, UsageError
+from rankzero.errors import DataError, StorageError, UsageError
 from tests.unit.datasets.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
 
 
@@ -333,3 +333,14 @@ def test_splits_that_are_made_one_by_one_beside_the_raw_files_stay_no_raw_rows(t
     (tmp_path / "fire_bc_train.jsonl").unlink()
     run(fire_recipe(), {"test": [str(tmp_path / "FIRE-test.json")]}, settings)
     assert json.loads((tmp_path / "stats.json").read_text())["written_before"] == []
+
+
+def test_all_splits_appear_or_none(tmp_path: Path) -> None:
+    raw = write_array(tmp_path / "raw.json", many_fire_rows(5))
+    run(fire_recipe(), {"train": [raw]}, frame(tmp_path, skip_images=True))
+    before = (tmp_path / "out/fire_bc_train.jsonl").read_bytes()
+    (tmp_path / "out/fire_bc_test.jsonl").mkdir()
+    more = write_array(tmp_path / "more.json", many_fire_rows(9))
+    with pytest.raises(StorageError, match="fire_bc_test.jsonl"):
+        run(fire_recipe(), {"train": [more], "test": [raw]}, frame(tmp_path, skip_images=True))
+    assert (tmp_path / "out/fire_bc_train.jsonl").read_bytes() == before
