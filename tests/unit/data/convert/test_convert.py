@@ -173,14 +173,17 @@ class TestWhatATargetCannotSay:
             run([chat(("user", "q"), ("assistant", "<image>a")) | {"images": ["1"]}], "openai", tmp_path)
 
     def test_loss_that_one_answer_alone_asks_for(self, tmp_path: Path) -> None:
-        """With `train_on: last_turn` it is trained besides the last; where all ask, that they do is counted."""
-        some = chat(("user", "q"), ("assistant", "a", True), ("user", "r"), ("assistant", "b"))
+        """With `train_on: last_turn` it is trained besides the last; where all before it ask, that is counted."""
+        more = (("user", "r"), ("assistant", "b"), ("user", "s"), ("assistant", "c", True))
+        some = chat(("user", "q"), ("assistant", "a", True), *more)
         with pytest.raises(DataError, match="sharegpt cannot say that a turn is trained"):
             run([some], "sharegpt", tmp_path)
         last = chat(("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b", True))
         assert not run([last], "sharegpt", tmp_path)[0].rules
         every = chat(("user", "q"), ("assistant", "a", True), ("user", "r"), ("assistant", "b", True))
         assert run([every], "sharegpt", tmp_path, "all.jsonl")[0].rules == {LOSS_LEFT_OUT: 1}
+        unsaid = chat(("user", "q"), ("assistant", "a", True), ("user", "r"), ("assistant", "b"))
+        assert run([unsaid], "sharegpt", tmp_path, "unsaid.jsonl")[0].rules == {LOSS_LEFT_OUT: 1}
         one = chat(("user", "q"), ("assistant", "a", True))
         for to in ("sharegpt", "alpaca"):
             assert not run([one], to, tmp_path, f"{to}.jsonl")[0].rules

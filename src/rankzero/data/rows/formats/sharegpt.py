@@ -27,7 +27,7 @@ KEYS = (frozenset({"conversations"}), frozenset({"conversation"}), frozenset({"t
 SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}'
 
 ASSISTANT_FIRST = "the assistant speaks first"
-LOSS_LEFT_OUT = "`loss: true` of all answers is left out: it matters with train_on: last_turn alone"
+LOSS_LEFT_OUT = "`loss: true` of all answers before the last is left out: it matters with train_on: last_turn alone"
 CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
 PAIRS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
@@ -145,10 +145,10 @@ def to_row(conversation: Conversation) -> Written:
 
 def _without_loss(turns: Sequence[Message]) -> tuple[str, ...]:
     """The rule by which earlier answers lose that they are to be trained; the last one is, whatever is said of it."""
-    answers = [turn.train for turn in turns if turn.role == "assistant"]
-    if not any(answers[:-1]):
+    earlier = [turn.train for turn in turns if turn.role == "assistant"][:-1]
+    if not any(earlier):
         return ()
-    if not all(answers):
+    if not all(earlier):
         raise CannotSayError("per-turn loss", "sharegpt cannot say that a turn is trained, which others are not")
     return (LOSS_LEFT_OUT,)
 
