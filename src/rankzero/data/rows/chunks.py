@@ -19,9 +19,11 @@ UTF8_BOM = b"\xef\xbb\xbf"
 DAMAGE = frozenset({"cut-off file", "damaged file", "row without an end", "text after the rows"})
 """Reasons of problems that concern the file from there on, not one row."""
 
-NumberedLine = tuple[int, bytes, RowProblem | str | None]
-"""A row as a container gives it: its number, its JSON, and what is wrong with it or by which named rule the container
-changed it. Where something is wrong, there are the row's own bytes instead of JSON."""
+Said = RowProblem | tuple[str, ...]
+"""Of a row: what is wrong with it, or by which named rules its container changed it."""
+NumberedLine = tuple[int, bytes, Said | None]
+"""A row as a container gives it: its number, its JSON, and what is to be said of it. Where something is wrong, there
+are the row's own bytes instead of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class Chunk:
     is the row as it stands in the file; it is not to be parsed."""
     file_bytes: int | None = None
     """How much of its file was read for it, where that is known: packed files and tables have other sizes than rows."""
-    rules: Mapping[int, str] = field(default_factory=dict)
-    """By index of the line: what the container did to the row, by the name of the rule."""
+    rules: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By index of the line: what the container did to the row, by the names of the rules."""
 
     @property
     def done(self) -> int:
@@ -62,7 +64,7 @@ def pack(rows: Iterable[NumberedLine], source: int, size: int = CHUNK_BYTES) -> 
     """Rows as chunks of about `size` bytes."""
     numbers: list[int] = []
     parts: list[bytes] = []
-    said: dict[int, RowProblem | str] = {}
+    said: dict[int, Said] = {}
     length = 0
     for number, line, about in rows:
         if about is not None:
@@ -78,12 +80,12 @@ def pack(rows: Iterable[NumberedLine], source: int, size: int = CHUNK_BYTES) -> 
         yield _chunk(source, numbers, parts, said)
 
 
-def _chunk(source: int, numbers: list[int], parts: list[bytes], said: Mapping[int, RowProblem | str]) -> Chunk:
+def _chunk(source: int, numbers: list[int], parts: list[bytes], said: Mapping[int, Said]) -> Chunk:
     first = numbers[0]
     consecutive = numbers == list(range(first, first + len(numbers)))
     data = b"\n".join([*parts, b""])
     problems = {index: about for index, about in said.items() if isinstance(about, RowProblem)}
-    rules = {index: about for index, about in said.items() if isinstance(about, str)}
+    rules = {index: about for index, about in said.items() if isinstance(about, tuple)}
     return Chunk(source, first, data, None if consecutive else tuple(numbers), problems, rules=rules)
 
 
@@ -100,7 +102,7 @@ def apart(chunk: Chunk) -> Iterator[Chunk]:
             seen.clear()
         seen.add(number)
     parts = [line for _number, line in lines(chunk)]
-    all_said: dict[int, RowProblem | str] = {**chunk.problems, **chunk.rules}
+    all_said: dict[int, Said] = {**chunk.problems, **chunk.rules}
     for begin, end in pairwise([*begins, len(parts)]):
         said = {index - begin: about for index, about in all_said.items() if begin <= index < end}
         part = _chunk(chunk.source, list(chunk.numbers[begin:end]), parts[begin:end], said)

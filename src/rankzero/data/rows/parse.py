@@ -70,7 +70,7 @@ def parse(
             result = result.if_minus_one_is_a_class or result
         _count(parsed, found.original, found.row, found.name, result, columns)
         parsed.rules.update([UNREAD_NAN] if found.has_nan else ())
-        parsed.rules.update([chunk.rules[index]] if index in chunk.rules else ())
+        parsed.rules.update(chunk.rules.get(index, ()))
         if wanted == "auto" and found.name not in parsed.reasons:
             parsed.reasons[found.name] = reason(found.row, found.name)
     return parsed

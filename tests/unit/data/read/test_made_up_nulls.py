@@ -17,7 +17,7 @@ from rankzero.data.convert.convert import convert
 from rankzero.data.inspect.validate import check
 from rankzero.data.read.containers.arrow_rows import MADE_UP, NO_NUMBER
 from rankzero.data.read.sources import read_chunks
-from rankzero.data.rows.chunks import pack, rows_of
+from rankzero.data.rows.chunks import apart, pack, rows_of
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
 from rankzero.spec.run_spec import SourceSpec
@@ -105,7 +105,7 @@ def test_what_a_table_made_up_is_said_where_it_is_converted(tmp_path: Path) -> N
     assert result.rules == {MADE_UP: 2} and "null" not in (tmp_path / "out.jsonl").read_text()
     (chunk,) = read_chunks(str(path))
     (again,) = pack(rows_of(chunk), 0)
-    assert again.rules == chunk.rules == {0: MADE_UP, 1: MADE_UP}
+    assert again.rules == chunk.rules == {0: (MADE_UP,), 1: (MADE_UP,)}
 
 
 def test_no_number_in_an_object_is_counted(tmp_path: Path) -> None:
@@ -117,3 +117,13 @@ def test_no_number_in_an_object_is_counted(tmp_path: Path) -> None:
     table = pa.table({"messages": turns, "score": list(weights), "vector": [[math.nan, 1.0]] * 4})
     pq.write_table(table, tmp_path / "rows.parquet")
     assert check([SourceSpec(path=str(tmp_path / "rows.parquet"))]).counts.rules == {NO_NUMBER: 2}
+
+
+def test_both_rules_of_a_row_are_counted(tmp_path: Path) -> None:
+    rows = [openai("f", {"city": "Paris"}), openai("g", {"query": "x"})]
+    table = pa.Table.from_pylist(rows)
+    turns = [[{**turn, "weight": math.nan} for turn in row["messages"]] for row in table.to_pylist()]
+    pq.write_table(table.set_column(0, "messages", pa.array(turns)), tmp_path / "rows.parquet")
+    assert check([SourceSpec(path=str(tmp_path / "rows.parquet"))]).counts.rules == {MADE_UP: 2, NO_NUMBER: 2}
+    (chunk,) = read_chunks(str(tmp_path / "rows.parquet"))
+    assert [part.rules for part in apart(chunk)] == [chunk.rules]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rankzero.data.read.containers.image_bytes import embed
 from rankzero.data.read.containers.stream import DamagedError, Packing, Place, blocks, opened
+from rankzero.data.rows.chunks import Said
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import StorageError
 from rankzero.wording import first_line
@@ -68,8 +69,8 @@ def require_distinct(names: Iterable[str]) -> None:
         raise DamagedError("header", f"two columns are named {twice[0]!r}", "which of the two is meant?")
 
 
-def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | str | None]]:
-    """The rows of a batch as JSON, each with the rule that changed it, if one did. Where one value cannot be a Python
+def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, Said | None]]:
+    """The rows of a batch as JSON, each with the rules that changed it, if any did. Where one value cannot be a Python
     object, its row alone is a problem."""
     names = batch.schema.names
     try:
@@ -89,7 +90,8 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | 
         try:
             line = orjson.dumps(dict(zip(names, row, strict=True)), default=_plain)
             unreal = any(find(row[place]) for place, find in finders if row[place] is not None)
-            yield line, NO_NUMBER if unreal else MADE_UP if any(made_up) else None
+            rules = ((MADE_UP,) if any(made_up) else ()) + ((NO_NUMBER,) if unreal else ())
+            yield line, rules or None
         except TypeError as error:
             hint = "write the column as text or numbers, or leave it out of the file"
             yield repr(row).encode(errors="replace"), RowProblem(number, "value without JSON", str(error), hint)
