@@ -122,7 +122,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name when the block ends without an error, and vanishes otherwise. A link stays one: what it
     leads to is replaced. Into what is no file, as a pipe, is written as it comes. Raises StorageError."""
     if takes_as_it_comes(path):
-        with storage_errors(path), path.open("wb") as there:
+        with storage_errors(path), os.fdopen(os.dup(1), "wb") if is_own_output(path) else path.open("wb") as there:
             yield there
         return
     target = Path(os.path.realpath(path))
@@ -147,12 +147,21 @@ def flush_to_disk(file: IO[bytes]) -> None:
 
 
 def takes_as_it_comes(path: Path) -> bool:
-    """Whether there is a pipe, a socket or a device, which no file may take the place of."""
+    """Whether there is a pipe, a socket or a device, which no file may take the place of, or this process's output, be
+    that a file: who started it has that open, and may have written to it."""
     try:
         mode = path.stat().st_mode
     except OSError:
         return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or is_own_output(path)
+
+
+def is_own_output(path: Path) -> bool:
+    """Whether what is written there comes out of this process, where nothing else is to be among it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    except OSError:  # it is not there yet, or this process's output is closed
+        return False
 
 
 def write_text(path: Path, text: str) -> None:

@@ -37,6 +37,21 @@ def test_rows_alone_are_in_its_output(name: str, flags: tuple[str, ...], rows: P
     assert '"rows_in": 2' in done.stderr if flags else "2 rows in, 2 written" in done.stderr
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_its_output_may_be_a_file_that_a_shell_made(force: tuple[str, ...], rows: Path, tmp_path: Path) -> None:
+    """`> FILE` and `>> FILE`: it stays that file, and what is in it stays."""
+    log = tmp_path / "out.jsonl"
+    log.write_text('{"before": 1}\n')
+    inode = log.stat().st_ino
+    with log.open("ab") as out:
+        command = [*COMMAND, rows, "-o", "/dev/stdout", "--to", "jsonl", *force]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        out.write(b'{"after": 1}\n')
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [{"before": 1}, *ROWS, {"after": 1}]
+    assert log.stat().st_ino == inode and "2 rows in, 2 written" in done.stderr
+
+
 def test_into_a_pipe_that_has_a_name(rows: Path, tmp_path: Path) -> None:
     pipe, taken = tmp_path / "pipe.jsonl", list[str]()
     os.mkfifo(pipe)

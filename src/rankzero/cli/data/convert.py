@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,7 +48,7 @@ def convert(
     from rankzero.data.convert.convert import convert as convert_rows
     from rankzero.data.progress import show_progress
     from rankzero.data.read.locate import expand, input_bytes
-    from rankzero.run_dir.atomic import place_given_by
+    from rankzero.run_dir.atomic import is_own_output, place_given_by
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)
@@ -57,7 +56,7 @@ def convert(
     given = [SourceSpec.model_validate({"path": path, **shape_in}) for path in inputs]
     located = expand(given)
     sampled = SampledFiles(located, seed)
-    beside_rows = _is_own_output(output)
+    beside_rows = is_own_output(output)
     flag = "-o" if quarantine is None else "-o or --quarantine"
     shown = show_progress("converting", input_bytes(located))
     with undone_where_stopped(), shown as advance, place_given_by(flag):
@@ -76,14 +75,6 @@ def convert(
     else:
         told = "\n".join(_summary(done, output, quarantine))
     typer.echo(told, err=beside_rows)
-
-
-def _is_own_output(path: Path) -> bool:
-    """Whether what is written there comes out of this process, where nothing else is to be among it."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(1))
-    except OSError:  # it is not there yet, or this process's output is closed
-        return False
 
 
 def _summary(done: Conversion, output: Path, quarantine: Path | None) -> list[str]:
