@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import ProblemLog, RowProblem
 from rankzero.errors import DataError, Problem, RankzeroError, UsageError
-from rankzero.run_dir.atomic import takes_as_it_comes, whole_file
+from rankzero.run_dir.atomic import storage_errors, takes_as_it_comes, whole_file
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import SourceSpec
@@ -140,10 +142,12 @@ def _convert(
     """All rows once. Raises OtherPathsError where images need other paths than those of the rows before them got."""
     result = Conversion()
     with ExitStack() as files:
-        writer = opener(target.container, target.writes)(files.enter_context(whole_file(out)))
         aside: IO[bytes] | None = None
-        if quarantine and quarantine.exists():  # rows of an earlier run do not stay there
+        if quarantine and takes_as_it_comes(quarantine):
+            aside = files.enter_context(_handed_on(quarantine))
+        elif quarantine and quarantine.exists():  # rows of an earlier run do not stay there
             aside = files.enter_context(whole_file(quarantine))
+        writer = opener(target.container, target.writes)(files.enter_context(whole_file(out)))
         for index, source in enumerate(sources):
             rows_before = result.rows_in
             for chunk, done in _chunks(source, index, read, result):
@@ -302,6 +306,17 @@ def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes], *, is_table: bool) 
     for index, (number, line) in enumerate(lines(chunk)):
         if number in bad:
             file.write((_text_as_json(line) if is_table and index in chunk.problems else line) + b"\n")
+
+
+@contextmanager
+def _handed_on(pipe: Path) -> Iterator[IO[bytes]]:
+    """What goes into a pipe in the end, if there is any: once, and who reads it after the result waits for nothing."""
+    with storage_errors(pipe), TemporaryFile() as kept:
+        yield kept
+        if kept.tell():
+            kept.seek(0)
+            with whole_file(pipe) as there:
+                shutil.copyfileobj(kept, there)
 
 
 def _text_as_json(line: bytes) -> bytes:

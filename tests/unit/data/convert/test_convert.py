@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,26 @@ class TestQuarantine:
         with pytest.raises(DataError, match="no row is left"):
             run([{"zzz": 1}], "messages", tmp_path, quarantine=aside, overwrite=True)
         assert aside.read_text() == "before"
+
+    def test_a_pipe_gets_them_when_all_else_is_written(self, tmp_path: Path) -> None:
+        """Who reads both in turn waits for nothing, and rows that are read twice are set aside once."""
+        pipe, out, taken = tmp_path / "pipe", tmp_path / "out.jsonl", list[tuple[bool, str]]()
+        os.mkfifo(pipe)
+        sources = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            shown = user_assistant("<image>q", "a") | {"images": ["1.png"]}
+            sources.append(write_rows(tmp_path / name / "in.jsonl", [{"zzz": name}, shown]))
+
+        def read() -> None:
+            with pipe.open() as file:
+                taken.append((out.exists(), file.read()))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        result = convert(sources, out, "messages", quarantine=pipe)
+        reader.join()
+        assert result.quarantined == 2 and taken == [(True, '{"zzz": "a"}\n{"zzz": "b"}\n')]
 
     def test_every_line_of_a_tables_is_json(self, tmp_path: Path) -> None:
         (tmp_path / "in.csv").write_text('prompt,completion\n"a\nb",c\n"d\ne",\nf,"g\nh",i\n')
