@@ -225,7 +225,8 @@ def judged_again(
 
 def under(spec: RunSpec, position: Position, *, comparable: bool) -> Position:
     """The position as a run with this spec continues from it: whether it has ended early is for today's patience to
-    say. Not `comparable`: evaluations so far were of other data, other tokens or another model than those to come."""
+    say. Not `comparable`: evaluations so far were of other data, other tokens or another model than those to come, or
+    in another unit."""
     if not comparable:
         position = replace(position, best=None, best_step=None, evals_since_best=0)
         position = replace(position, eval_first=None, eval_first_step=None, eval_last=None, eval_last_step=None)

@@ -23,6 +23,7 @@ from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.diff import IDENTITIES, differ
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import EvalFraction, RunSpec
+from rankzero.spec.tasks import TASKS
 
 _COUNTED = ("rows", "tokens", "supervised_tokens", "longest")
 
@@ -150,9 +151,10 @@ def check_same_run(
 
 def makes_incomparable(accepted: Collection[str]) -> list[str]:
     """Which of these changes make evaluations before and after them say different things: of other rows, other tokens,
-    or of another model than the saved weights make now."""
+    of another model than the saved weights make now, or in another unit."""
     named = {"eval_data", "tokenizer", "model", "model.quantization", "lora.alpha", "lora.use_rslora"}
-    return [name for name in accepted if name in named]
+    units = {field for task in TASKS.values() for field in task.units}
+    return [name for name in accepted if name in named | units]
 
 
 def moves_rows(accepted: Collection[str]) -> bool:

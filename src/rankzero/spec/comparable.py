@@ -29,7 +29,8 @@ def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str
         if name.startswith(f"{field}.") and any(_value(spec, name) != _value(base, name) for spec in specs):
             yield Problem(f"{name} is the same for all trials", where, f"{why}; give each value that of the run spec")
     betas = {spec.beta for spec in specs}
-    if field.startswith("dpo") and len(betas) > 1 and base.checkpoint.best_metric in _BY_BETA:
+    by_beta = base.task_section.units.get("dpo.beta", ())
+    if field.startswith("dpo") and len(betas) > 1 and base.checkpoint.best_metric in by_beta:
         hint = "compare them by checkpoint.best_metric: reward_accuracy"
         yield Problem(f"{base.checkpoint.best_metric} is measured in units of dpo.beta", where, hint)
     if pruner != "none" and _differs("eval.every", field, specs):
@@ -52,7 +53,6 @@ def _differs(name: str, field: str, specs: Sequence[RunSpec]) -> bool:
     return (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its)
 
 
-_BY_BETA = ("eval_loss", "reward_margin", "reward_chosen", "reward_rejected")
 _TARGETS = (
     *("data.assistant_only_loss", "data.train_on", "data.reasoning"),
     *("data.chat_template", "data.chat_template_kwargs"),

@@ -32,6 +32,8 @@ class TaskSection:
     """What its result is, for people."""
     metrics: Mapping[str, Better] = field(default_factory=dict)
     """What its evaluations measure besides eval_loss, and which way is better."""
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Fields that are the unit of what its evaluations measure, and what is measured in it."""
     fields: tuple[str, ...] = ()
     """Fields of the spec that belong to it and to no other task that does not name them too."""
     unread: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ TASKS: dict[str, TaskSection] = {
             "reward_chosen": "higher",
             "reward_rejected": "lower",
         },
+        units={"dpo.beta": ("eval_loss", "reward_margin", "reward_chosen", "reward_rejected")},
         fields=("dpo",),
         unread=("data.assistant_only_loss", "data.image_max_tokens"),
         others=("chat", "eval", "serve", "merge", "export"),

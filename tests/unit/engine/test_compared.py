@@ -59,6 +59,21 @@ def test_evaluations_are_compared_only_with_those_of_the_same(
     assert report["compared_from"] == 6
 
 
+@pytest.mark.parametrize("by", ["allowed", "resume: continue"])
+def test_evaluations_by_another_beta_are_not_compared(by: str, tmp_path: Path) -> None:
+    """Losses and rewards are in units of it: what was best in the smaller unit stayed so, whatever was learnt since."""
+    fields = {"dropout": 0.0, "rows": 8, "eval__every": 2, "checkpoint__every": 2, "train__learning_rate": 0.02}
+    run_here(task_spec("dpo", tmp_path, train__max_steps=2, dpo__beta=0.05, **fields))
+    fields |= {"eval__early_stopping_patience": 1} if by == "allowed" else {"resume": "continue"}
+    other = task_spec("dpo", tmp_path, train__max_steps=6, dpo__beta=2.0, **fields)
+    allowed = ("dpo.beta", "train.max_steps") if by == "allowed" else ()
+    report = run_here(other, allow_changes=allowed, log_level="INFO")
+    assert "are not compared with those to come, since dpo.beta changed" in log(other)
+    later = {row["step"]: row["eval_loss"] for row in metrics(other) if row["step"] > 2 and "eval_loss" in row}
+    assert report["best_value"] == min(later.values()) and report["best_step"] == report["final_step"] in later
+    assert report["eval_loss_first"] == later[4]
+
+
 def test_what_is_best_by_another_metric_is_looked_for_among_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
