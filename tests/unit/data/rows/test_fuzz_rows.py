@@ -7,10 +7,15 @@ import random
 import statistics
 import time
 import tracemalloc
+from typing import get_args
+
+import pytest
 
 from rankzero.data.rows.chunks import Chunk
-from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import FORMATS, Noted, convert
 from rankzero.data.rows.parse import parse
+from rankzero.spec.tasks import Trains
 from tests.unit.data.rows.formats.support import ROWS
 
 LINES = 100_000
@@ -72,6 +77,20 @@ def damaged(source: random.Random) -> bytes:
                 other = source.choice(SEEDS)
                 line = bytearray(line[:-1] + b", " + other[1:])
     return bytes(line).replace(b"\n", b" ")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whatever_stands_under_a_key_is_read_or_told(name: str) -> None:
+    """Also what nobody writes: empty, of another kind, or as JSON in a string."""
+    odd = (None, "", "[]", "x", [], {}, [[]], [None], [{}], ["x"], 0, True, {"role": "assistant"})
+    for row in ROWS[name]:
+        for key in sorted(FORMATS[name].reads | row.keys()):
+            for value in odd:
+                for trains in get_args(Trains):
+                    found = convert({**row, key: value}, 7, name, trains)[1]
+                    problems = found if isinstance(found, list) else []
+                    assert isinstance(found, Conversation | tuple | Noted) or problems, (key, value)
+                    assert all(problem.reason and problem.what for problem in problems), (key, value)
 
 
 def test_every_line_is_counted_once() -> None:

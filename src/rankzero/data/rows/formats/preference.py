@@ -189,16 +189,14 @@ def _asked(
         return None, [], [], ()
     asked: Any = decoded(row[key]) if key in _TURNS else row[key]
     if key in _TURNS and isinstance(asked, list):
+        if not asked:
+            return None, [], [RowProblem(line, f"empty `{key}`", f"`{key}` is empty", "leave the key out")], ()
         if asked[-len(chosen) :] == chosen:  # the better answer once more
             asked = asked[: -len(chosen)] or None
-        elif isinstance(asked[-1], dict) and role_of(asked[-1].get("role", asked[-1].get("from"))) == "assistant":
+        elif _is_answering(asked[-1]):
             what = f"`{key}` ends with an answer that is neither `chosen` nor `rejected`"
-            return (
-                None,
-                [],
-                [RowProblem(line, "a third answer", what, "remove it: the two are to follow a question")],
-                (),
-            )
+            hint = "remove it: the two are to follow a question"
+            return None, [], [RowProblem(line, "a third answer", what, hint)], ()
     if key not in _QUESTIONS or not isinstance(asked, str):
         return asked, [], [], ()
     others = [other for other in _QUESTIONS if other not in (key, "input") and row.get(other) is not None]

@@ -93,6 +93,11 @@ ROWS: dict[str, list[Row]] = {
             "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "good"}],
             "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad"}],
         },
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "good"},
+            "rejected": {"from": "gpt", "value": "bad"},
+        },
     ],
     "openai_preference": [
         {

@@ -63,6 +63,14 @@ class TestQuestionsBesideThem:
         assert [turn.train for turn in conversation.messages] == [False, False, False, None]
         assert conversation.rejected == (Message("assistant", "b"),)
 
+    @pytest.mark.parametrize("turns_key", ["messages", "conversation", "conversations"])
+    @pytest.mark.parametrize("empty", [[], "[]"])
+    @pytest.mark.parametrize("before", [[], [user("q")]])
+    def test_no_turns_before_them(self, turns_key: str, empty: Any, before: list[Any]) -> None:
+        row = {turns_key: empty, "chosen": [*before, bot("a")], "rejected": [*before, bot("b")]}
+        (problem,) = FORMATS["preference"].to_conversation(row, 7)
+        assert problem.reason == f"empty `{turns_key}`" and "leave the key out" in problem.hint
+
     @pytest.mark.parametrize(
         ("row", "found"),
         [
