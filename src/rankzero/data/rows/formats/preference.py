@@ -119,15 +119,17 @@ def _shared(chosen: str, rejected: str) -> tuple[str | None, str, str]:
 def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result:
     slots, other = Slots(row, line), Slots({}, line)
     asked, said, problems, noted = _asked(row, chosen, line, slots)
-    prompt, more = _prompt(asked, chosen, line, slots)
+    again = _said_again(asked, chosen, rejected)
+    prompt, more = _prompt(asked, chosen, line, slots) if again is None else ((), [])
     prompt, problems = (*said, *prompt), problems + more
     shared = 0 if prompt else _shared_turns(chosen, rejected)
+    alone = again and not shared and any(map(_is_answering, rejected[:1]))  # the worse answer, without what was asked
     better, more = read_messages(chosen, line, "chosen", slots)
     worse, still_more = read_messages(rejected[shared:], line, "rejected", other)
     problems = problems + more + still_more
     before = 0
     if not problems:
-        before, worse = _answers(prompt, better, worse, chosen[:shared], line)
+        before, worse = _answers(prompt, better, worse, chosen[: again if alone else shared], line)
     answers = (("chosen", better[before:]), ("rejected", worse))
     for key, turns in answers if not problems else ():
         if turns[-1].role != "assistant":
@@ -160,6 +162,25 @@ def _shared_turns(chosen: list[Any], rejected: list[Any]) -> int:
 
 def _is_answering(turn: object) -> bool:
     return isinstance(turn, dict) and role_of(turn.get("role", turn.get("from"))) == "assistant"
+
+
+def _said_again(asked: object, chosen: list[Any], rejected: list[Any]) -> int | None:
+    """How many turns of `chosen` stand before its answer, where what was asked is among them; else None."""
+    until = 0
+    if isinstance(asked, list) and asked == chosen[: len(asked)]:
+        until = len(asked)
+    elif isinstance(asked, str):
+        begins = chosen[: _shared_turns(chosen, rejected)] if any(map(_is_answering, chosen[:1])) else chosen
+        until = next((i + 1 for i, turn in enumerate(begins) if _asks(turn, asked)), 0)
+    if not until:
+        return None
+    while until < len(chosen) and not _is_answering(chosen[until]):
+        until += 1
+    return min(until, len(chosen) - 1)
+
+
+def _asks(turn: object, text: str) -> bool:
+    return isinstance(turn, dict) and not _is_answering(turn) and turn.get("content", turn.get("value")) == text
 
 
 def _answers(
@@ -212,24 +233,18 @@ def _asked(
 
 
 def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
-    """The turns of `prompt`, none where `chosen` says them again."""
-    said = [turn for turn in chosen if isinstance(turn, dict)]
-    asked = [role_of(turn.get("role", turn.get("from"))) != "assistant" for turn in said]
+    """The turns of `prompt`, which `chosen` does not say again."""
     if value is None:
         return (), []
     if isinstance(value, str):
-        asking = [turn for turn, is_asked in zip(said, asked, strict=True) if is_asked]
-        if any(turn.get("content", turn.get("value")) == value for turn in asking):
-            return (), []
         if not value.strip():
             return (), [RowProblem(line, "empty prompt", "`prompt` has no text", "leave the key out")]
         turns: tuple[Message, ...] = (slots.message("user", value),)
         problems: list[RowProblem] = []
     else:
-        if isinstance(value, list) and value and value == chosen[: len(value)]:
-            return (), []
         turns, problems = read_messages(value, line, "prompt", slots)
-    if asked and asked[0]:  # an answer of several turns has questions in it, and begins with none
+    first = next((turn for turn in chosen if isinstance(turn, dict)), None)
+    if first is not None and not _is_answering(first):  # an answer has questions in it, and begins with none
         what = "`prompt` is not how `chosen` begins"
         return (), [*problems, RowProblem(line, "two prompts", what, "which of the two is meant?")]
     return turns, problems

@@ -30,6 +30,10 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
 class TestQuestionsBesideThem:
     """LLaMA-Factory's rows of one question, and those of the Hub."""
 
@@ -84,6 +88,50 @@ class TestQuestionsBesideThem:
     def test_nothing_of_it_is_left_out_in_silence(self, row: dict[str, Any], found: str) -> None:
         (problem,) = bad(row)
         assert problem.reason == found and problem.hint
+
+
+def shapes(asked: list[Any], better: list[Any], worse: list[Any]) -> dict[str, dict[str, Any]]:
+    """Rows that say one pair: each answer alone, or behind what was asked."""
+    found = {
+        "whole": {"chosen": [*asked, *better], "rejected": [*asked, *worse]},
+        "rejected_messages": {"messages": [*asked, *better], "rejected_messages": [*asked, *worse]},
+    }
+    prompts = {"prompt": asked, "messages": asked, **({"text": asked[0]["content"]} if len(asked) == 1 else {})}
+    for key, prompt in prompts.items():
+        for before in ([], asked):
+            for again in ([], asked):
+                row = {"chosen": [*before, *better], "rejected": [*again, *worse]}
+                found[f"{key}, {len(before)}, {len(again)}"] = {"prompt" if key == "text" else key: prompt, **row}
+    return found
+
+
+class TestShapesOfOnePair:
+    """In whichever of them a pair is written, both answers follow the same turns."""
+
+    @pytest.mark.parametrize("asked", [[user("q")], [system("s"), user("q")], [user("p"), bot("x"), user("q")]])
+    @pytest.mark.parametrize("better", [[bot("a")], [bot("a"), user("q"), bot("c")], [bot("a"), user("r"), bot("c")]])
+    @pytest.mark.parametrize("worse", [[bot("b")], [bot("b"), user("q"), bot("d")], [bot("b"), user("r"), bot("c")]])
+    def test_they_are_one_pair(self, asked: list[Any], better: list[Any], worse: list[Any]) -> None:
+        for shape, row in shapes(asked, better, worse).items():
+            _, found = convert(row, 7, trains="preferences")
+            assert isinstance(found, Conversation), (shape, found)
+            assert turns(found) == [(turn["role"], turn["content"]) for turn in [*asked, *better]], shape
+            assert [(turn.role, turn.content) for turn in found.rejected] == [
+                (turn["role"], turn["content"]) for turn in worse
+            ], shape
+            assert found.preferred == len(better), shape
+
+    @pytest.mark.parametrize("more", [[], [bot("y"), user("r")]])
+    def test_a_prompt_that_follows_a_greeting_is_said_once(self, more: list[Any]) -> None:
+        dialogues = {key: [bot("hi"), user("q"), *more, bot(text)] for key, text in PAIR.items()}
+        conversation = good({"prompt": "q", **dialogues})
+        assert len(conversation.messages) == len(dialogues["chosen"]) and conversation.preferred == 1
+        assert conversation.rejected == (Message("assistant", "b"),)
+
+    def test_a_prompt_that_is_a_part_of_what_was_asked(self) -> None:
+        """The answer begins behind all of it."""
+        conversation = good({"prompt": "q", "chosen": [user("q"), user("r"), bot("a")], "rejected": [bot("b")]})
+        assert len(conversation.messages) == 3 and conversation.preferred == 1
 
 
 class TestWholeDialogues:
