@@ -330,7 +330,7 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
         "over_length": f"raise data.max_length ({rules.max_length}) or set data.over_length: truncate",
         "truncated_before_trained": f"the first {rules.max_length} tokens hold no answer: raise data.max_length",
         "nothing_to_train": 'every assistant turn says "loss": false (or "weight": 0)',
-        "answers_alike": f"the first {rules.max_length} tokens of both answers are the same: raise data.max_length",
+        "answers_alike": f"both answers, or their first {rules.max_length} tokens, are the same: raise data.max_length",
         "image_cut_off": f"with their images the rows are longer than data.max_length ({rules.max_length}): raise it, "
         "or lower data.image_max_tokens",
         UNLABELLED: 'every "label" is null or -1; where -1 is a class, data.labels names it',

@@ -130,6 +130,15 @@ class TestWhatATargetCannotSay:
             ),
             *((ROWS["classification"][0], to, "classification row") for to in ("messages", "text", "alpaca")),
             (MANY, "preference", "no rejected answer"),
+            (
+                {
+                    "prompt": "q",
+                    "chosen": user_assistant("q", "a")["messages"],
+                    "rejected": user_assistant("q", "a")["messages"][1:],
+                },
+                "preference",
+                "chosen equals rejected",
+            ),
             (MANY, "classification", "no label"),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rankzero.data.rows.conversation import Conversation, Message
@@ -18,6 +19,8 @@ UNTRAINED = "no task trains on single judged answers"
 """Why rows of single answers, wanted or not, are refused."""
 PREFERENCES = "preferences are for task dpo"
 """Why rows of better and worse answers are refused by other tasks."""
+EQUAL = "both answers are the same once they are read, and nothing is learnt from the pair"
+"""Said of such rows. They are not refused: training has always left them out."""
 LEARN_CHOSEN = (
     "set task: dpo in run.yaml; to fine-tune on the chosen ones alone: columns {completion: chosen}, or {messages: "
     "chosen} without a prompt; OpenAI's preferences become such rows by rankzero data convert --as preference"
@@ -95,7 +98,7 @@ def with_worse(
     if not worse[-1].content.strip() and not worse[-1].tool_calls:
         return [RowProblem(line, f"empty {key}", f"`{key}` has no text", "remove the row")]
     better = turns[shared:]
-    if len(better) == len(worse) and all(map(_same, better, worse)):
+    if are_equal(better, worse):
         what = f"`{key}` is the answer that is wanted"
         return [RowProblem(line, "chosen equals rejected", what, "remove the row: there is nothing to prefer")]
     return preference(whole, worse, len(better), line, rules)
@@ -103,6 +106,11 @@ def with_worse(
 
 def _same(one: Message, other: Message) -> bool:
     return replace(one, train=None) == replace(other, train=None)
+
+
+def are_equal(better: Sequence[Message], worse: Sequence[Message]) -> bool:
+    """Whether two answers say the same."""
+    return len(better) == len(worse) and all(map(_same, better, worse))
 
 
 def preference(
@@ -121,6 +129,8 @@ def preference(
         what, hint = "its two answers do not follow the same turns", "of a pair both are answers to the same question"
         problems = [*problems, RowProblem(line, "two prompts", what, hint)]
     turns = (*untrained(whole.messages[:at]), *whole.messages[at:]) if whole.templated else whole.messages
+    if are_equal(turns[at:], worse):
+        rules = (*rules, EQUAL)
     row = replace(whole, messages=turns, rejected=worse, preferred=preferred, completion_only=True)
     return problems or with_rules(row, rules)
 

@@ -29,7 +29,7 @@ from rankzero.data.rows.formats.format import (
     Written,
 )
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.judged import preference
+from rankzero.data.rows.formats.judged import are_equal, preference
 from rankzero.data.rows.formats.prompt_completion import chat_only
 from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.tools import decoded
@@ -276,6 +276,8 @@ def to_row(conversation: Conversation) -> Written:
     if not conversation.rejected:
         raise CannotSayError("no rejected answer", "preference needs a rejected answer")
     turns = conversation.messages
+    if are_equal(turns[-conversation.preferred :], conversation.rejected):
+        raise CannotSayError("chosen equals rejected", "its two answers are the same", "remove the row")
     if not conversation.templated:
         asked = {"prompt": turns[0].content} if len(turns) == 2 else {}
         pair = {"chosen": turns[-1].content, "rejected": conversation.rejected[0].content}

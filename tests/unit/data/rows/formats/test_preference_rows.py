@@ -11,14 +11,17 @@ import pytest
 
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats import FORMATS, convert
+from rankzero.data.rows.formats import FORMATS, Noted, convert, preference
 from rankzero.data.rows.formats.fields import CONTEXT_BELOW
+from rankzero.data.rows.formats.format import CannotSayError
+from rankzero.data.rows.formats.judged import EQUAL
 from rankzero.data.rows.parse import parse
 from tests.unit.data.rows.formats.support import bad, good, read, reasons, turns
 from tests.unit.data.support import user_assistant
 
 IMAGES = "image without a place"
 PAIR = {"chosen": "a", "rejected": "b"}
+OPENAIS = ("preferred_output", "non_preferred_output")
 ASKED = "\n\nHuman: p\n\nAssistant: x\n\nHuman: q\n\nAssistant:"
 
 
@@ -132,6 +135,27 @@ class TestShapesOfOnePair:
         """The answer begins behind all of it."""
         conversation = good({"prompt": "q", "chosen": [user("q"), user("r"), bot("a")], "rejected": [bot("b")]})
         assert len(conversation.messages) == 3 and conversation.preferred == 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": [user("q"), bot("a")], "rejected": [bot("a")]},
+        {"prompt": "q", "chosen": {**bot("a"), "score": 8}, "rejected": {**bot("a"), "score": 3}},
+        {"chosen": [user("q"), bot("a")], "rejected": [user("q"), {"from": "gpt", "value": "a"}]},
+        {"input": {"messages": [user("q")]}, **{key: [bot("a") | {"x": key}] for key in OPENAIS}},
+        {"messages": [user("q"), bot("a")], "rejected_messages": [user("q"), {"from": "gpt", "value": "a"}]},
+    ],
+)  # fmt: skip
+def test_answers_that_are_the_same_once_read_are_named_and_not_written(row: dict[str, Any]) -> None:
+    """Training leaves such a pair out, and the pair that was written is refused, since its answers are the same."""
+    _, found = convert(row, 7, trains="preferences")
+    if isinstance(found, list):
+        assert [problem.reason for problem in found] == ["chosen equals rejected"]
+        return
+    assert isinstance(found, Noted) and found.rules == (EQUAL,)
+    with pytest.raises(CannotSayError, match="the same"):
+        preference.to_row(found.conversations[0])
 
 
 class TestWholeDialogues:
