@@ -89,7 +89,7 @@ TASKS: dict[str, TaskSection] = {
         },
         units={"dpo.beta": ("eval_loss", "reward_margin", "reward_chosen", "reward_rejected")},
         fields=("dpo",),
-        unread=("data.assistant_only_loss", "data.image_max_tokens"),
+        unread=("data.assistant_only_loss", "data.train_on", "data.image_max_tokens"),
         others=("chat", "eval", "serve", "merge", "export"),
         rates=(1e-5, 1e-6),
     ),

@@ -22,6 +22,7 @@ RECIPES = sorted((Path(rankzero.__file__).parent / "recipes").rglob("run.yaml"))
     ("sections", "where"),
     [
         ({"task": "classify", "data": {"train_on": "last_turn"}}, "data.train_on"),
+        ({"task": "dpo", "data": {"train_on": "last_turn"}}, "data.train_on"),
         ({"task": "classify", "data": {"reasoning": "drop"}}, "data.reasoning"),
         ({"task": "classify", "data": {"assistant_only_loss": False}}, "data.assistant_only_loss"),
         ({"task": "classify", "data": {"chat_template_kwargs": {"a": 1}}}, "data.chat_template_kwargs"),

@@ -15,11 +15,13 @@ from rankzero.data.batches.loader import Batches
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.joined import JoinedRows, longest_sequences, sequences, sizes_in_passes
 from rankzero.data.cache.tokenize import prepare
+from rankzero.data.cache.training_data import token_rules
 from rankzero.data.tokens.token_rules import TokenRules
 from rankzero.errors import DataError
 from rankzero.machine import cache_root
-from rankzero.spec.run_spec import SourceSpec
+from rankzero.spec.run_spec import RunSpec, SourceSpec
 from tests.support.tiny import preference_rows, tiny_tokenizer, write_jsonl
+from tests.unit.data.support import user_assistant
 
 CPU = torch.device("cpu")
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -97,6 +99,23 @@ def test_what_the_worse_answer_calls_is_rendered_as_the_better_one_is(tmp_path: 
     found = prepare([SourceSpec(path=str(path))], tokenizer, TokenRules(trains="preferences"), cache_root(), workers=1)
     texts = [tokenizer.decode(ids[trained]) for ids, trained in sequences(found, 0)]
     assert texts == ["I cannot.<|im_end|>", '[add {"a": 1}]<|im_end|>']
+
+
+def test_an_answer_of_several_turns_is_whole(tmp_path: Path) -> None:
+    """Its last turn alone would follow other turns than the last one of the other answer does."""
+    said = user_assistant("q", "a", "r", "b")["messages"]
+    rows = [
+        {"chosen": said, "rejected": user_assistant("q", "c", "r", "d")["messages"]},
+        {"chosen": said, "rejected": user_assistant("q", "d")["messages"]},
+    ]
+    path = write_jsonl(tmp_path / "turns.jsonl", rows)
+    data = {"train": str(path), "train_on": "last_turn"}
+    rules = token_rules(RunSpec.model_validate({"task": "dpo", "model": {"name": "m"}, "data": data}))
+    tokenizer = tiny_tokenizer()
+    found = prepare([SourceSpec(path=str(path))], tokenizer, rules, cache_root(), workers=1)
+    texts = [[tokenizer.decode(ids[trained]) for ids, trained in sequences(found, number)] for number in range(2)]
+    end = "<|im_end|>"
+    assert texts == [[f"a{end}b{end}", f"c{end}d{end}"], [f"a{end}b{end}", f"d{end}"]]
 
 
 def test_a_selection_and_joined_rows_know_where_answers_begin(tmp_path: Path) -> None:
