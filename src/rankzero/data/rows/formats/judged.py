@@ -68,13 +68,13 @@ def _text(value: object, whole: Conversation, key: str, line: int) -> tuple[Mess
 
 
 def _turns(value: object, whole: Conversation, key: str, line: int) -> tuple[Message, ...] | list[RowProblem]:
-    """The conversation with its worse end, without the system prompt that the row has beside its turns."""
+    """The worse answer alone, or the conversation with its worse end. The system prompt may stand beside its turns."""
     slots = Slots({}, line)
     turns, problems = read_messages(value, line, key, slots)
     if slots.used:
         problems = [*problems, _own_images(key, line)]
     first = whole.messages[0]
-    if not problems and first.role == "system" and turns[0].role != "system":
+    if len(turns) > 1 and first.role == "system" and turns[0].role != "system":
         turns = (first, *turns)
     return problems or turns
 

@@ -250,6 +250,17 @@ class TestMsSwift:
         earlier = good({**said, "rejected_messages": user_assistant("q", "x", "r", "b")["messages"]})
         assert earlier.preferred == 3 and [turn.content for turn in earlier.rejected] == ["x", "r", "b"]
 
+    @pytest.mark.parametrize("before", [{}, {"system": "s"}, {"messages": [system("s"), *CHAT["messages"]]}])
+    def test_a_worse_answer_alone_is_in_the_place_of_the_last(self, before: dict[str, Any]) -> None:
+        conversation = good({**self.CHAT, **before, "rejected_messages": [bot("b")]})
+        assert turns(conversation)[-2:] == [("user", "q"), ("assistant", "a")] and conversation.preferred == 1
+        assert conversation.rejected == (Message("assistant", "b"),)
+
+    def test_dialogues_under_a_system_prompt_that_begin_with_a_greeting(self) -> None:
+        said = [bot("hi"), *self.CHAT["messages"]]
+        conversation = good({"system": "s", "messages": said, "rejected_messages": [*said[:-1], bot("b")]})
+        assert conversation.preferred == 1 and conversation.rejected == (Message("assistant", "b"),)
+
     def test_a_raw_answer_has_a_raw_one_beside_it(self) -> None:
         conversation = good({"prompt": "q", "completion": " a", "rejected_response": " b"})
         assert conversation.rejected == (Message("completion", " b"),) and not conversation.templated
