@@ -81,13 +81,15 @@ def _model(forecast: Forecast) -> str:
 
 
 def _data(forecast: Forecast) -> str:
-    known = forecast.rows
+    known, sequences = forecast.rows, forecast.memory.need.sequences
+    longest = known.longest // sequences
     if known.rows is None or known.tokens is None:
-        return f"rows of up to {known.longest:,} tokens, not counted yet"
-    longest = f"the longest {counted(known.longest, 'token')}"
+        of = "" if sequences == 1 else "sequences of "
+        return f"rows of {of}up to {longest:,} tokens, not counted yet"
+    longest_one = f"the longest {'' if sequences == 1 else 'sequence '}{counted(longest, 'token')}"
     evaluated = "not evaluated" if known.eval_rows is None else f"evaluated on {counted(known.eval_rows, 'row')}"
     trained = f" ({known.trained_tokens:,} trained)" if known.trained_tokens is not None else ""
-    return f"{counted(known.rows, 'row')}, {known.tokens:,} tokens{trained}, {longest}; {evaluated}"
+    return f"{counted(known.rows, 'row')}, {known.tokens:,} tokens{trained}, {longest_one}; {evaluated}"
 
 
 def _steps(forecast: Forecast) -> str:

@@ -42,6 +42,7 @@ from tests.support.architectures import save
 from tests.support.memory import make_spec
 from tests.support.memory_table import H100, METHODS, facts_of_shape
 from tests.support.runs import log, run_here, run_root, small_spec
+from tests.support.tasks import task_spec
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +336,17 @@ def test_processes_that_share_passes_have_longer_ones_and_half_of_a_row_each(tra
     assert shared.passes is not None and alone.passes is not None and shared.passes < alone.passes
     said = " ".join(line.strip() for line in lines(shared))
     assert "of up to 256 tokens" in said and "on 2 processes (ddp, each pass on 2 of them)" in said
+
+
+def test_the_longest_of_preferences_is_a_sequence(tmp_path: Path) -> None:
+    """data.max_length is of each, while a pass has both."""
+    spec = task_spec("dpo", tmp_path, data__max_length=96)
+    found = dry_run(spec, 1)
+    assert found.rows.longest == found.memory.need.longest == 2 * 96
+    said = dict(rows(found))["data"]
+    assert "the longest sequence 96 tokens" in said
+    uncounted = replace(found, rows=facts_of_rows(None, None, spec.row_length))
+    assert dict(rows(uncounted))["data"] == "rows of sequences of up to 96 tokens, not counted yet"
 
 
 class LongRows(TokenizedDataset):
