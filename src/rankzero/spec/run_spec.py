@@ -315,7 +315,8 @@ class CheckpointSpec(Section):
     keep: PositiveInt = 3
     """Newest checkpoints to keep; the best one is kept besides."""
     best_metric: Metric = "eval_loss"
-    """What `best` follows. accuracy and macro_f1 (higher is better) are for task classify, perplexity for sft."""
+    """What `best` follows. Higher is better: accuracy and macro_f1 (task classify), reward_accuracy, reward_margin and
+    reward_chosen (task dpo); lower: eval_loss (every task), perplexity (task sft), reward_rejected (task dpo)."""
     final: Literal["best", "last"] = "best"
     """Which checkpoint final/ is made from; best falls back to last where nothing is evaluated."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.engine.tasks.classify import macro_f1
-from rankzero.spec.tasks import becomes_best, is_better
+from rankzero.spec.fields import field_at
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import MEASURES, TASKS, becomes_best, is_better
 
 
 def textbook(targets: list[int], predicted: list[int], classes: int) -> float:
@@ -79,3 +82,16 @@ def test_ties_go_to_the_lower_loss_and_then_to_the_later(
     later: dict[str, float], best: dict[str, float] | None, becomes: bool
 ) -> None:
     assert becomes_best("accuracy", later, best) is becomes
+
+
+def test_the_reference_says_whose_each_metric_is_and_which_way_is_better() -> None:
+    said = field_at(RunSpec, ("checkpoint", "best_metric"))
+    assert said is not None and said.description is not None
+    better = {"higher": set[str](), "lower": {"eval_loss"}}
+    for name, task in TASKS.items():
+        assert not task.metrics or f"task {name}" in said.description
+        for metric, way in task.metrics.items():
+            better[way].add(metric)
+    higher, _, lower = said.description.partition("lower")
+    for way, words in (("higher", higher), ("lower", lower)):
+        assert {metric for metric in MEASURES if metric in re.findall(r"\w+", words)} == better[way]
