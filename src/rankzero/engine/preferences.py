@@ -43,13 +43,13 @@ class PreferenceHead:
 
     def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
         """`of_logits` is given rewards, (P, 2), and a batch whose P targets are rows: the better answer is number 0."""
-        reference_A = self._reference(batch)
+        reference_N = self._reference(batch)
         predicted = self._answers.predict(batch)
-        with torch.no_grad():
-            policy_A = log_probs(predicted, batch)
+        with torch.no_grad():  # token by token: of sums over thousands, most digits would be of what has not changed
+            gained_A = of_answers(log_probs(predicted, batch) - reference_N, batch)
         # Casts of weights that were made without gradients, which autocast would have the loss use again.
         torch.clear_autocast_cache()
-        rewards_P2 = self._beta * (policy_A - reference_A).view(-1, 2)
+        rewards_P2 = self._beta * gained_A.view(-1, 2)
         rows = replace(batch, targets_N=batch.targets_N.new_zeros(len(rewards_P2)), weights_N=None)
         if not torch.is_grad_enabled():
             return of_logits(rewards_P2, rows)
@@ -62,7 +62,7 @@ class PreferenceHead:
         return told
 
     def _reference(self, batch: MicroBatch) -> torch.Tensor:
-        """Log probabilities of the pass's answers by the reference, without dropout."""
+        """Log probabilities of the pass's targets by the reference, without dropout."""
         trains = self._module.training  # of what is around it, DeepSpeed's engine say, this need not be so
         self._module.eval()
         alike = as_trained() if torch.is_grad_enabled() else nullcontext()
@@ -75,7 +75,7 @@ class PreferenceHead:
 
 
 def log_probs(predicted: Predicted, batch: MicroBatch) -> torch.Tensor:
-    """The logarithm of the probability of each answer of a pass, (A), in float32: the sum of those of its tokens."""
+    """The logarithm of the probability of each target of a pass, (N), in float32."""
     found: list[torch.Tensor] = []
 
     def keep(logits_NV: torch.Tensor, part: MicroBatch) -> torch.Tensor:
@@ -83,12 +83,16 @@ def log_probs(predicted: Predicted, batch: MicroBatch) -> torch.Tensor:
         return logits_NV.new_zeros(())
 
     predicted.loss_sum(batch, keep)
-    of_tokens_N = torch.cat(found)
+    return torch.cat(found)
+
+
+def of_answers(values_N: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """The sum over the targets of each answer of a pass, (A)."""
     if batch.answer_N is None:  # an idle pass has none
-        return of_tokens_N
-    answers_A1 = torch.arange(2 * len(batch.rows), device=of_tokens_N.device)[:, None]
+        return values_N
+    answers_A1 = torch.arange(2 * len(batch.rows), device=values_N.device)[:, None]
     # A scatter would add up in another order each time on a GPU.
-    return torch.where(batch.answer_N == answers_A1, of_tokens_N, 0.0).sum(dim=1)
+    return torch.where(batch.answer_N == answers_A1, values_N, 0.0).sum(dim=1)
 
 
 class _Told(torch.autograd.Function):

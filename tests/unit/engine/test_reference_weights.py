@@ -93,7 +93,7 @@ def test_in_16_bits_no_pass_computes_with_what_another_has_cast() -> None:
         with torch.no_grad():
             now = log_probs(head._answers.predict(batch), batch)
     assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in model.parameters())
-    assert (now - first).abs().max() > 1
+    assert (now - first).abs().max() > 0.1
 
 
 def test_a_replica_s_rounded_weights_come_back_behind_each_step() -> None:
