@@ -101,7 +101,7 @@ class Renderer:
             return chosen
         if isinstance(rejected, RowProblem):
             return rejected
-        return _other_prompt(chosen, rejected, conversation.line) or replace(chosen, rejected=rejected)
+        return _other_prompt(chosen, rejected, conversation) or replace(chosen, rejected=rejected)
 
     def _answers(self, conversation: Conversation, image_root: str) -> Rendered | RowProblem:
         pictures = self._pictured(conversation, image_root)
@@ -272,20 +272,24 @@ def _no_preference(conversation: Conversation) -> RowProblem | None:
     return None
 
 
-def _other_prompt(chosen: Rendered, rejected: Rendered, line: int) -> RowProblem | None:
+def _other_prompt(chosen: Rendered, rejected: Rendered, conversation: Conversation) -> RowProblem | None:
     """Why two answers, as they are rendered, do not follow the same text: a model would learn to tell them apart by
     that. One may have more before its first trained character, such as the empty thought that a template opens with."""
     asked = [row.text[: row.spans[0][0]] if row.spans else row.text for row in (chosen, rejected)]
     shorter, longer = sorted(asked, key=len)
     if longer.startswith(shorter):
         return None
+    if any(turn.train is False for turn in (conversation.messages[-conversation.preferred], conversation.rejected[0])):
+        what = "its answers begin with turns that do not count, and those are not the same"
+        hint = "an answer counts from its first turn on: leave the marks out"
+        return RowProblem(conversation.line, "two prompts", what, hint)
     at = next(i for i, (one, other) in enumerate(zip(shorter, longer, strict=False)) if one != other)
     chosen_has, rejected_has = (text[max(0, at - 10) : at + 15] for text in asked)
     what = (
         f"the chat template renders what was asked as {chosen_has!r}, and before the rejected answer {rejected_has!r}"
     )
     hint = "set data.reasoning: drop, or data.chat_template to one that leaves earlier turns alone"
-    return RowProblem(line, "two prompts", what, hint)
+    return RowProblem(conversation.line, "two prompts", what, hint)
 
 
 def _misplaced(text: str, conversation: Conversation, vision: ImageRules) -> RowProblem | None:

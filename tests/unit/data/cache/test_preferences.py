@@ -181,11 +181,11 @@ def test_what_was_asked_is_rendered_alike_before_both_answers(tmp_path: Path) ->
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one answer": ({"prompt": "a", "completion": "b"}, "no rejected answer"),
-    "a label": ({"text": "a", "label": "b"}, "no rejected answer"),
+    "one answer": ({"prompt": "a", "completion": "b"}, "the row has one answer"),
+    "a label": ({"text": "a", "label": "b"}, "the row has one answer"),
     "images": (
-        {"prompt": "<image>a", "chosen": "b", "rejected": "c", "images": ["a.png"]},
-        "images in a preference",
+        {"question": "<image>a", "chosen": "b", "rejected": "c", "images": ["a.png"]},
+        "the row has 1 image(s)",
     ),
     "weights": (
         {
@@ -193,18 +193,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "chosen": [{"role": "assistant", "content": "b", "weight": 0.5}],
             "rejected": [{"role": "assistant", "content": "c"}],
         },
-        "weights in a preference",
+        "the row's turns have weights",
+    ),
+    "turns that do not count": (
+        {
+            "prompt": [{"role": "user", "content": "a"}],
+            "chosen": [{"role": "assistant", "content": "b", "loss": False}, *user_assistant("r", "c")["messages"]],
+            "rejected": [{"role": "assistant", "content": "d", "loss": False}, *user_assistant("r", "e")["messages"]],
+        },
+        "its answers begin with turns that do not count",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_preference_is_refused_by_its_line(case: str, tmp_path: Path) -> None:
-    row, reason = REFUSED[case]
+    row, said = REFUSED[case]
     with pytest.raises(DataError) as raised:
         tokenised(tmp_path / "bad.jsonl", [*preference_rows(2), row], trains="preferences")
     (problem,) = raised.value.problems
-    assert reason in f"{problem.what} {reason}" and problem.where.endswith("bad.jsonl:3"), problem
+    assert problem.what.startswith(said) and problem.where.endswith("bad.jsonl:3"), problem
 
 
 def test_passes_are_no_larger_than_they_may_be(tmp_path: Path) -> None:
