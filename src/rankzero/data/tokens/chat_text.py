@@ -326,7 +326,7 @@ class ChatText:
         if self.text.startswith(part) and len(part) >= start:
             return len(part)
         end = self._content(i)[1]
-        if closing and not self.text.startswith(closing, end):
+        if not closing or not self.text.startswith(closing, end):
             closing = self._other_closing(i, end)
         return end + len(closing)
 

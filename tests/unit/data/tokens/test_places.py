@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.tokens.chat_text import ChatText, LeftOutError, RewrittenError, WordsLostError
+from rankzero.data.tokens.chat_text import ChatText, LeftOutError, Rendered, RewrittenError, WordsLostError
 from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.tokenizer import TokenizerParts, take_apart
@@ -136,6 +136,20 @@ def test_spans_are_those_found_in_the_row_itself(name: str, row: Conversation, e
         template, parts, learnt = known(name)
         text = ChatText(row, [1.0] * len(row.messages), template, parts, places=learnt)
         assert first_left_out(template, text.turns, text.tools) is None
+
+
+@pytest.mark.parametrize("places", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_end_alike_where_the_last_word_is_a_tool_s(name: str, places: bool) -> None:
+    """Also in templates where a tool's answer is closed by something else than an end token."""
+    said = [Message("user", "What?"), Message("assistant", "This.")]
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
+    asked = [*said, *said, said[0], Message("assistant", "", tool_calls=(call,)), Message("tool", "5")]
+    rows = (Conversation(tuple(turns), templated=True, line=1, tools=(TOOL,)) for turns in (asked, [*asked, said[1]]))
+    found = [outcome(name, row, everything=False, places=places)[0] for row in rows]
+    if all(isinstance(one, Rendered) for one in found):  # else the template has no place for tools
+        first, whole = ([one.text[start:end] for start, end in one.spans[:2]] for one in found)
+        assert first == whole
 
 
 def agent_trace(calls: int) -> Conversation:
