@@ -120,16 +120,16 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
     slots, other = Slots(row, line), Slots({}, line)
     asked, said, problems, noted = _asked(row, chosen, line, slots)
     again = _said_again(asked, chosen, rejected)
-    prompt, more = _prompt(asked, chosen, line, slots) if again is None else ((), [])
+    prompt, more = ((), []) if again else _prompt(asked, chosen, rejected, line, slots)
     prompt, problems = (*said, *prompt), problems + more
     shared = 0 if prompt else _shared_turns(chosen, rejected)
-    alone = again and not shared and any(map(_is_answering, rejected[:1]))  # the worse answer, without what was asked
+    alone = isinstance(asked, list) and again and not shared and _is_answering(next(iter(rejected), None))
     better, more = read_messages(chosen, line, "chosen", slots)
     worse, still_more = read_messages(rejected[shared:], line, "rejected", other)
     problems = problems + more + still_more
     before = 0
     if not problems:
-        before, worse = _answers(prompt, better, worse, chosen[: again if alone else shared], line)
+        before, worse = _answers(prompt, better, worse, chosen[: _behind(asked, chosen) if alone else shared], line)
     answers = (("chosen", better[before:]), ("rejected", worse))
     for key, turns in answers if not problems else ():
         if turns[-1].role != "assistant":
@@ -164,22 +164,24 @@ def _is_answering(turn: object) -> bool:
     return isinstance(turn, dict) and role_of(turn.get("role", turn.get("from"))) == "assistant"
 
 
-def _said_again(asked: object, chosen: list[Any], rejected: list[Any]) -> int | None:
-    """How many turns of `chosen` stand before its answer, where what was asked is among them; else None."""
-    until = 0
-    if isinstance(asked, list) and asked == chosen[: len(asked)]:
-        until = len(asked)
-    elif isinstance(asked, str):
-        begins = chosen[: _shared_turns(chosen, rejected)] if any(map(_is_answering, chosen[:1])) else chosen
-        until = next((i + 1 for i, turn in enumerate(begins) if _asks(turn, asked)), 0)
-    if not until:
-        return None
+def _said_again(asked: object, chosen: list[Any], rejected: list[Any]) -> bool:
+    """Whether what was asked is among the turns of `chosen` that stand before its answer."""
+    if isinstance(asked, list):
+        return bool(asked) and asked == chosen[: len(asked)]
+    # without turns that both have, a list that begins with an answer is that answer, and asks in its middle
+    is_answer = any(map(_is_answering, chosen[:1])) and not _shared_turns(chosen, rejected)
+    return not is_answer and any(_asks(turn, asked) for turn in chosen)
+
+
+def _behind(asked: list[Any], chosen: list[Any]) -> int:
+    """How many turns of `chosen`, which begins with what was asked, stand before its answer."""
+    until = len(asked)
     while until < len(chosen) and not _is_answering(chosen[until]):
         until += 1
     return min(until, len(chosen) - 1)
 
 
-def _asks(turn: object, text: str) -> bool:
+def _asks(turn: object, text: object) -> bool:
     return isinstance(turn, dict) and not _is_answering(turn) and turn.get("content", turn.get("value")) == text
 
 
@@ -232,13 +234,19 @@ def _asked(
     return asked, said, problems + more, rules
 
 
-def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
+def _prompt(
+    value: object, chosen: list[Any], rejected: list[Any], line: int, slots: Slots
+) -> tuple[tuple[Message, ...], list[RowProblem]]:
     """The turns of `prompt`, which `chosen` does not say again."""
     if value is None:
         return (), []
     if isinstance(value, str):
         if not value.strip():
             return (), [RowProblem(line, "empty prompt", "`prompt` has no text", "leave the key out")]
+        if any(_asks(turn, value) for turn in chosen) and not (len(rejected) > 1 and _is_answering(rejected[0])):
+            what = "`chosen` asks `prompt` behind an answer, and `rejected` has no answer before it"
+            hint = "write the turns that both answers follow into prompt, as a list"
+            return (), [RowProblem(line, "two prompts", what, hint)]
         turns: tuple[Message, ...] = (slots.message("user", value),)
         problems: list[RowProblem] = []
     else:

@@ -99,13 +99,58 @@ def shapes(asked: list[Any], better: list[Any], worse: list[Any]) -> dict[str, d
         "whole": {"chosen": [*asked, *better], "rejected": [*asked, *worse]},
         "rejected_messages": {"messages": [*asked, *better], "rejected_messages": [*asked, *worse]},
     }
-    prompts = {"prompt": asked, "messages": asked, **({"text": asked[0]["content"]} if len(asked) == 1 else {})}
-    for key, prompt in prompts.items():
+    for key in ("prompt", "messages"):
         for before in ([], asked):
             for again in ([], asked):
                 row = {"chosen": [*before, *better], "rejected": [*again, *worse]}
-                found[f"{key}, {len(before)}, {len(again)}"] = {"prompt" if key == "text" else key: prompt, **row}
+                found[f"{key}, {len(before)}, {len(again)}"] = {key: asked, **row}
+    if len(asked) == 1:
+        found["text"] = {"prompt": asked[0]["content"], **found["whole"]}
     return found
+
+
+GO_ON = [user("go on"), bot("x"), user("go on"), bot("a")]
+TWICE = [user("q"), bot("x"), user("r"), bot("a")]
+GREETED = [bot("hi"), user("q"), bot("a")]
+
+
+class TestTextsThatAreAskedAgain:
+    """A text as `prompt` names a question. The turns before it, and whether more follow, are in the answers."""
+
+    @pytest.mark.parametrize(
+        ("text", "chosen", "rejected", "preferred", "worse"),
+        [
+            ("go on", GO_ON, [bot("b")], 1, 1),
+            ("go on", GO_ON, [*GO_ON[:-1], bot("b")], 1, 1),
+            ("q", TWICE, [bot("b")], 1, 1),
+            ("q", [system("q"), user("p"), bot("x"), user("q"), bot("a")], [bot("b")], 1, 1),
+            ("q", [system("q"), *TWICE], [bot("b")], 1, 1),
+            ("q", GREETED, [*GREETED[:-1], bot("b")], 1, 1),
+            ("r", [bot("hi"), *TWICE], [bot("hi"), user("q"), bot("y"), user("s"), bot("b")], 3, 3),
+            ("go on", GO_ON[1:], [bot("y"), user("go on"), bot("b")], 3, 3),
+            ("go on", GO_ON[1:], [bot("y"), user("r"), bot("b")], 3, 3),
+        ],
+    )
+    def test_where_the_answers_begin(
+        self, text: str, chosen: list[Any], rejected: list[Any], preferred: int, worse: int
+    ) -> None:
+        found = good({"prompt": text, "chosen": chosen, "rejected": rejected})
+        before = [user(text)] if preferred == len(chosen) else []
+        assert turns(found) == [(turn["role"], turn["content"]) for turn in [*before, *chosen]]
+        assert [turn.content for turn in found.rejected] == [turn["content"] for turn in rejected[-worse:]]
+        assert found.preferred == preferred
+
+    @pytest.mark.parametrize(
+        ("text", "chosen", "rejected"),
+        [
+            ("r", TWICE, [bot("y"), user("r"), bot("b")]),
+            ("q", GREETED, [user("q"), bot("b")]),
+            ("q", GREETED, [bot("b")]),
+        ],
+    )
+    def test_what_could_follow_two_questions(self, text: str, chosen: list[Any], rejected: list[Any]) -> None:
+        (problem,) = bad({"prompt": text, "chosen": chosen, "rejected": rejected})
+        assert problem.reason == "two prompts" and problem.hint
 
 
 class TestShapesOfOnePair:
