@@ -110,7 +110,7 @@ def finished_before(
 ) -> dict[str, Any] | None:
     """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it, and
     copies the report where --report-json says."""
-    if makes_incomparable(saved.differences.accepted):
+    if makes_incomparable(saved.differences.accepted, spec):
         return None  # its weights are to be evaluated anew, and to train on where an evaluation has ended it early
     report = finished_report(run_dir, spec, saved.step, total_steps) if world.is_main else None
     found: dict[str, Any] | None = broadcast_object(report)
@@ -153,7 +153,11 @@ def restore(
         say_what_is_left_out(position, session, spec)
     if position.eval_first is not None and position.eval_first_step is None:
         position = with_first_evaluation_s_step(position, run_dir, world)
-    changed = makes_incomparable(accepted)
+    changed = makes_incomparable(accepted, spec)
+    crossed = set(accepted) & spec.task_section.units.keys() - set(changed)
+    for unit in crossed if position.best else ():
+        words = "[EVAL] %s changed: where evaluations before and after are the same by %s, eval_loss chooses the best"
+        logger.warning(f"{words}, though it is in another unit", unit, spec.checkpoint.best_metric)
     if changed and (position.eval_last or position.eval_first):
         words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
         logger.info(words, ", ".join(changed))

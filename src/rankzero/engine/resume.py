@@ -23,7 +23,6 @@ from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.diff import IDENTITIES, differ
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import EvalFraction, RunSpec
-from rankzero.spec.tasks import TASKS
 
 _COUNTED = ("rows", "tokens", "supervised_tokens", "longest")
 
@@ -149,11 +148,11 @@ def check_same_run(
     return Differences(tuple(notices), tuple(names), tuple(unsure))
 
 
-def makes_incomparable(accepted: Collection[str]) -> list[str]:
+def makes_incomparable(accepted: Collection[str], spec: RunSpec) -> list[str]:
     """Which of these changes make evaluations before and after them say different things: of other rows, other tokens,
-    of another model than the saved weights make now, or in another unit."""
+    of another model than the saved weights make now, or by checkpoint.best_metric in another unit."""
     named = {"eval_data", "tokenizer", "model", "model.quantization", "lora.alpha", "lora.use_rslora"}
-    units = {field for task in TASKS.values() for field in task.units}
+    units = {field for field, measures in spec.task_section.units.items() if spec.checkpoint.best_metric in measures}
     return [name for name in accepted if name in named | units]
 
 

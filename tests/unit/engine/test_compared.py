@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rankzero.engine.checkpoint import Position, judged_again, under, with_eval
+from rankzero.engine.resume import makes_incomparable
 from rankzero.engine.step import Stepper
 from rankzero.errors import StoppedError
 from rankzero.spec.run_spec import RunSpec
@@ -72,6 +73,21 @@ def test_evaluations_by_another_beta_are_not_compared(by: str, tmp_path: Path) -
     later = {row["step"]: row["eval_loss"] for row in metrics(other) if row["step"] > 2 and "eval_loss" in row}
     assert report["best_value"] == min(later.values()) and report["best_step"] == report["final_step"] in later
     assert report["eval_loss_first"] == later[4]
+
+
+def test_what_beta_is_no_unit_of_stays_compared(tmp_path: Path) -> None:
+    """How often the better answer has the higher reward is the same by any beta: the best of before stays, and what
+    patience has counted."""
+    spec = task_spec("dpo", tmp_path, dpo__beta=0.5, checkpoint__best_metric="reward_accuracy")
+    assert makes_incomparable(["dpo.beta", "eval_data"], spec) == ["eval_data"]
+    fields = {"dropout": 0.0, "rows": 8, "eval__every": 2, "checkpoint__every": 2, "train__learning_rate": 1e-7}
+    fields |= {"checkpoint__best_metric": "reward_accuracy", "eval__early_stopping_patience": 2}
+    before = run_here(task_spec("dpo", tmp_path, train__max_steps=2, dpo__beta=0.05, **fields))
+    other = task_spec("dpo", tmp_path, train__max_steps=20, dpo__beta=2.0, **fields)
+    report = run_here(other, allow_changes=("dpo.beta", "train.max_steps"), log_level="INFO")
+    assert "are not compared" not in log(other) and "dpo.beta changed: where evaluations" in log(other)
+    assert report["compared_from"] == 0 and report["eval_loss_first"] == before["eval_loss_first"]
+    assert report["ended_early"] and report["steps"] == 6
 
 
 def test_what_is_best_by_another_metric_is_looked_for_among_what_is_kept(
