@@ -32,7 +32,7 @@ from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require
 from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, WRITERS, check_columns
-from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
+from rankzero.data.rows.formats.format import CannotSayError, NothingToLearnError, Writer, Written
 from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT
 from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
@@ -287,6 +287,9 @@ def _convert_chunk(
                 rules.update(applied)
         except CannotSayError as error:
             problems.append(RowProblem(line, error.reason, str(error), error.hint))
+            continue
+        except NothingToLearnError as error:
+            result.dropped[error.rule] += 1
             continue
         for row in rows:
             file.write(row)

@@ -130,15 +130,6 @@ class TestWhatATargetCannotSay:
             ),
             *((ROWS["classification"][0], to, "classification row") for to in ("messages", "text", "alpaca")),
             (MANY, "preference", "no rejected answer"),
-            (
-                {
-                    "prompt": "q",
-                    "chosen": user_assistant("q", "a")["messages"],
-                    "rejected": user_assistant("q", "a")["messages"][1:],
-                },
-                "preference",
-                "chosen equals rejected",
-            ),
             (MANY, "classification", "no label"),
         ],
     )
@@ -154,6 +145,14 @@ class TestWhatATargetCannotSay:
         result, _ = run([row, good], to, tmp_path, quarantine=tmp_path / "bad.jsonl")
         assert result.log.reasons == {reason: 1} and result.rows_out == 1
         assert read_rows(tmp_path / "bad.jsonl") == [row]
+
+    def test_what_training_leaves_out_is_left_out_and_counted(self, tmp_path: Path) -> None:
+        """Two answers that are equal once they are read: check calls the row usable, and the pair would not be."""
+        turns = user_assistant("q", "a")["messages"]
+        equal = {"prompt": "q", "chosen": turns, "rejected": turns[1:]}
+        result, out = run([equal, ROWS["preference"][0]], "preference", tmp_path)
+        assert result.dropped == {"answers_alike": 1} and (result.rows_in, result.rows_out) == (2, 1)
+        assert len(read_rows(out)) == 1 and not result.log.total
 
     def test_what_to_do_instead_can_be_typed(self) -> None:
         """A hint that names an option of the command names one that there is, with a value that it takes."""

@@ -97,6 +97,14 @@ class CannotSayError(Exception):
         self.reason, self.hint = reason, hint
 
 
+class NothingToLearnError(Exception):
+    """That training leaves a row out, and no format writes it: `rule` is the same for every such row."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self.rule = rule
+
+
 Column = Literal["text", "flag", "number", "json"] | Sequence["Column"] | Mapping[str, "Column"]
 """What a table's column holds: text, true or false, a number, any value as JSON in a string, a list (of the one kind
 that is named) or an object."""
@@ -107,7 +115,8 @@ Written = tuple[dict[str, Any], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How conversations are written, under the name that `data convert --as` takes. Raises CannotSayError."""
+    """How conversations are written, under the name that `data convert --as` takes. Raises CannotSayError or
+    NothingToLearnError."""
 
     name: str
     to_row: Callable[[Conversation], Written]

@@ -23,6 +23,7 @@ from rankzero.data.rows.formats.format import (
     Format,
     Keys,
     Noted,
+    NothingToLearnError,
     Result,
     Row,
     Writer,
@@ -285,7 +286,7 @@ def to_row(conversation: Conversation) -> Written:
         raise CannotSayError("no rejected answer", "preference needs a rejected answer")
     turns = conversation.messages
     if are_equal(turns[-conversation.preferred :], conversation.rejected):
-        raise CannotSayError("chosen equals rejected", "its two answers are the same", "remove the row")
+        raise NothingToLearnError("answers_alike")
     if not conversation.templated:
         asked = {"prompt": turns[0].content} if len(turns) == 2 else {}
         pair = {"chosen": turns[-1].content, "rejected": conversation.rejected[0].content}

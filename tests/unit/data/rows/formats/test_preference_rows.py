@@ -13,7 +13,7 @@ from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats import FORMATS, Noted, convert, preference
 from rankzero.data.rows.formats.fields import CONTEXT_BELOW
-from rankzero.data.rows.formats.format import CannotSayError
+from rankzero.data.rows.formats.format import NothingToLearnError
 from rankzero.data.rows.formats.judged import EQUAL
 from rankzero.data.rows.parse import parse
 from tests.unit.data.rows.formats.support import bad, good, read, reasons, turns
@@ -199,7 +199,7 @@ def test_answers_that_are_the_same_once_read_are_named_and_not_written(row: dict
         assert [problem.reason for problem in found] == ["chosen equals rejected"]
         return
     assert isinstance(found, Noted) and found.rules == (EQUAL,)
-    with pytest.raises(CannotSayError, match="the same"):
+    with pytest.raises(NothingToLearnError, match="answers_alike"):
         preference.to_row(found.conversations[0])
 
 
