@@ -334,8 +334,14 @@ class ChatText:
         """What closes turn `i` where that is not what closes the last one (gpt-oss: `<|end|>` and `<|return|>`); ""
         where no end token stands there but what opens the next turn."""
         closing = self._closing_at(end)
-        shown = (self._render(self.turns[:until]).rstrip() for until in (i + 2, 1))
-        return closing if closing and any(text.endswith(closing.strip()) for text in shown) else ""
+        return closing if closing and any(self._ends_with(until, closing) for until in (i + 2, i + 1, 1)) else ""
+
+    def _ends_with(self, until: int, closing: str) -> bool:
+        """Whether the conversation's first turns end with this; not where the template refuses them alone."""
+        try:
+            return self._render(self.turns[:until]).rstrip().endswith(closing.strip())
+        except TemplateRefusedError:
+            return False
 
     def _call_end(self, i: int) -> int:
         """The end of a turn that calls tools. What is written last in it differs between templates, so the turn is

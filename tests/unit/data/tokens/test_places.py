@@ -38,6 +38,12 @@ WRITTEN |= {
     "{% if '[loud]' in m.content %}!{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if '[loud]' in messages[-1].content %}!{% endif %}{% endif %}",
+    "closes answers alone, and wants a question": "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% if ns.last < 0 %}{{ raise_exception('no question') }}{% endif %}{{ tools | tojson if tools else '' }}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '[THOUGHT][/THOUGHT]' if loop.index0 > ns.last else '' }}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}[CALL]{{ c.function | tojson }}{% endfor %}<|im_end|>"
+    "{% else %}[{{ m.role }}]{{ m.content }}[/{{ m.role }}]{% endif %}{% endfor %}",
     "no tokens at all": "{% for m in messages %}{{ m.content }}{% endfor %}",
 }
 HELD_OUT = {f"held_out_{name}": name for name in families.FAMILIES}
@@ -139,14 +145,17 @@ def test_spans_are_those_found_in_the_row_itself(name: str, row: Conversation, e
 
 
 @pytest.mark.parametrize("places", [False, True])
+@pytest.mark.parametrize("system", [[], [Message("system", "Be brief.")]])
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_end_alike_where_the_last_word_is_a_tool_s(name: str, places: bool) -> None:
-    """Also in templates where a tool's answer is closed by something else than an end token."""
+def test_answers_end_alike_where_the_last_word_is_a_tool_s(name: str, system: list[Message], places: bool) -> None:
+    """Also in templates where a tool's answer is closed by something else than an end token, a question by none, or
+    that refuse what is only a part of a conversation."""
     said = [Message("user", "What?"), Message("assistant", "This.")]
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
-    asked = [*said, *said, said[0], Message("assistant", "", tool_calls=(call,)), Message("tool", "5")]
+    asked = [*system, *said, *said, said[0], Message("assistant", "", tool_calls=(call,)), Message("tool", "5")]
     rows = (Conversation(tuple(turns), templated=True, line=1, tools=(TOOL,)) for turns in (asked, [*asked, said[1]]))
     found = [outcome(name, row, everything=False, places=places)[0] for row in rows]
+    assert isinstance(found[0], Rendered) == isinstance(found[1], Rendered)
     if all(isinstance(one, Rendered) for one in found):  # else the template has no place for tools
         first, whole = ([one.text[start:end] for start, end in one.spans[:2]] for one in found)
         assert first == whole
