@@ -91,7 +91,7 @@ def compare(old: RunSpec, new: RunSpec) -> list[Change]:
     """All fields that differ, in the order of the spec."""
     before, after = (dict(_leaves(spec, spec.model_dump(mode="json"))) for spec in map(_said, (old, new)))
     fields = [*before, *(field for field in after if field not in before)]
-    unused = _unused(old) & _unused(new)
+    unused = _unused(old) & _unused(new) | set(old.task_section.unread) & set(new.task_section.unread)
     return [
         Change(field, before.get(field), after.get(field), field in unused or _is_harmless(field))
         for field in fields

@@ -157,6 +157,18 @@ def test_what_is_not_used_is_no_other_setting() -> None:
     assert not is_same_setting(first, more) and name_beside(first) != name_beside(more)
 
 
+@pytest.mark.parametrize(("task", "labels"), [("dpo", ()), ("classify", ("data.labels=[a, b]",))])
+def test_what_both_tasks_do_not_read_is_harmless(task: str, labels: tuple[str, ...]) -> None:
+    """A warning asks for it to be taken out, which a run goes on with. Its name is another's as before."""
+    with_it, without = (
+        load_run_spec(None, [*BASE, *labels, f"task={task}", *more], env={}).spec
+        for more in (["data.train_on=last_turn"], [])
+    )
+    assert [(change.field, change.harmless) for change in compare(with_it, without)] == [("data.train_on", True)]
+    assert is_same_setting(with_it, without) and name_beside(with_it) != name_beside(without)
+    assert changes("data.train_on=last_turn") == {"data.train_on": False}
+
+
 def test_adapters_at_their_defaults_are_not_none() -> None:
     with_them, without = (
         load_run_spec(None, [*BASE[:2], "name=r", one], env={}).spec for one in ("lora={}", "train.seed=42")
