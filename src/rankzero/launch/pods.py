@@ -13,6 +13,7 @@ from rankzero.launch import kinds, labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SHM_MOUNT = "/dev/shm"
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 """Of what says no time."""
@@ -112,6 +113,8 @@ class Pod:
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of environment variables, by `secret` and by `secret/key`."""
     selector: Mapping[str, str] = field(default_factory=dict)
+    terms: tuple[Mapping[str, Any], ...] = ()
+    """Of its required node affinity: hosts meet one of them."""
     tolerations: tuple[Mapping[str, Any], ...] = ()
     gates: tuple[str, ...] = ()
     """Scheduling gates."""
@@ -219,6 +222,7 @@ def parse_pod(manifest: Manifest) -> Pod:
         },
         secrets=_secrets(container),
         selector=words(at(spec, "nodeSelector")),
+        terms=tuple(maps(at(spec, "affinity", "nodeAffinity", _REQUIRED), "nodeSelectorTerms")),
         tolerations=tuple(maps(spec, "tolerations")),
         gates=tuple(text(gate, "name") for gate in maps(spec, "schedulingGates")),
         init=init,

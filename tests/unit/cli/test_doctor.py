@@ -69,6 +69,33 @@ def test_pods_that_would_wait(gpus: Place) -> None:
     assert checks(gpus, 69)["nodes"]["state"] == "wrong"
 
 
+TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+ZONE = {"key": "zone", "operator": "In", "values": ["nowhere"]}
+AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "why"),
+    [
+        ("", {"taints": [TAINT]}, "2 nodes have taint team=vision:NoSchedule"),
+        ("gpu: false", {"unschedulable": True}, "2 nodes take no pods now"),
+        ("gpu: false\nnode_selector: {zone: nowhere}", {}, "2 nodes lack zone=nowhere"),
+        ("resources: {memory: 900Gi}", {}, "a node that may be used has 500Gi memory at most, of 900Gi"),
+        ("resources: {cpu: 200}", {}, "a node that may be used has 64 cpu at most, of 200"),
+        ("resources: {rdma: rdma/ib}", {}, "a node that may be used has 0 rdma/ib at most, of 1"),
+        ("gpu_resource: amd.com/cpx_nps4", {}, "0 of 2 nodes with 4 amd.com/cpx_nps4"),
+        (f"pod_patch: {{affinity: {{nodeAffinity: {json.dumps(AFFINITY)}}}}}", {}, "outside of its node affinity"),
+    ],
+)
+def test_nodes_that_no_pod_can_ever_be_on(gpus: Place, asked: str, nodes: dict[str, Any], why: str) -> None:
+    for name in ("gpu-a", "gpu-b"):
+        node(gpus, name, 8, offers={"memory": "500Gi", "cpu": "64"}, **nodes)
+    fewer = CLUSTER.replace("nproc_per_node: 4\n", "") if "gpu: false" in asked else CLUSTER
+    Path("cluster.yaml").write_text(fewer + asked, encoding="utf-8")
+    found = checks(gpus, 69)["nodes"]
+    assert found["state"] == "wrong" and why in found["what"] and "autoscaler" in found["fix"]
+
+
 def test_a_claim_that_one_host_at_a_time_mounts(gpus: Place) -> None:
     claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
     put(gpus, "PersistentVolumeClaim", "outputs", **claim)

@@ -36,10 +36,21 @@ def put(place: Place, kind: str, name: str, *, namespace: str = "train", **rest:
     place.cluster.store.put({"apiVersion": "v1", "kind": kind, "metadata": metadata, **rest}, namespace)
 
 
-def node(place: Place, name: str, gpus: int, *, memory: int | None = H100, images: tuple[str, ...] = ()) -> None:
+def node(
+    place: Place,
+    name: str,
+    gpus: int,
+    *,
+    memory: int | None = H100,
+    images: tuple[str, ...] = (),
+    offers: dict[str, str] | None = None,
+    **spec: Any,
+) -> None:
+    """`offers` is allocatable besides its GPUs."""
     labels = {"nvidia.com/gpu.product": PRODUCT, **({"nvidia.com/gpu.memory": str(memory)} if memory else {})}
-    status = {"allocatable": {"nvidia.com/gpu": str(gpus)}, "images": [{"names": list(images)}]}
-    put(place, "Node", name, namespace="", metadata={"labels": labels}, status=status)
+    has = {"nvidia.com/gpu": str(gpus), **(offers or {})}
+    status = {"allocatable": has, "images": [{"names": list(images)}]}
+    put(place, "Node", name, namespace="", metadata={"labels": labels}, status=status, spec=spec)
 
 
 @pytest.fixture
@@ -106,7 +117,7 @@ def test_everything_that_stands_in_the_way(gpus: Place) -> None:
     done = gpus("plan run.yaml cluster.nproc_per_node=16")
     assert done.code == 77 or done.code == 78, done.err
     said = flat(done.out)
-    assert "0 of 3 nodes with 16 nvidia.com/gpu; pods would wait: a node that may be used has 8 at most" in said
+    assert "0 of 3 nodes with 16 nvidia.com/gpu; pods would wait: a node that may be used has 8 nvidia.com/gpu" in said
     assert "secrets hf-token not found" in said and "no storage class" in said
     assert "rights a submit would be refused" in said
     for words in ("Secret/hf-token", "there is no storage class shared", "ResourceQuota/q", "jobs"):

@@ -64,6 +64,30 @@ def misses(host: Host, selector: Mapping[str, str]) -> bool:
     return any(host.labels.get(key) != value for key, value in selector.items())
 
 
+def outside(host: Host, pod: Pod) -> bool:
+    """Whether the pod's required node affinity keeps it off."""
+    return bool(pod.terms) and not any(_meets(host, term) for term in pod.terms)
+
+
+def _meets(host: Host, term: Mapping[str, Any]) -> bool:
+    labels, fields = list(maps(term, "matchExpressions")), list(maps(term, "matchFields"))
+    return bool(labels or fields) and all(
+        [
+            *(_holds(one, host.labels.get(text(one, "key"))) for one in labels),
+            *(_holds(one, host.name) for one in fields),  # a node's name is the only field
+        ]
+    )
+
+
+def _holds(expression: Mapping[str, Any], value: str | None) -> bool:
+    operator, wanted = text(expression, "operator"), [str(one) for one in expression.get("values") or ()]
+    if operator in ("Gt", "Lt"):
+        has, bound = amount(value), amount(wanted[0] if wanted else None)
+        return has is not None and bound is not None and (has > bound if operator == "Gt" else has < bound)
+    there = value is not None if operator in ("Exists", "DoesNotExist") else value in wanted
+    return there if operator in ("Exists", "In") else not there
+
+
 def untolerated(host: Host, pod: Pod) -> list[str]:
     """Taints that keep the pod off as long as nobody changes them, as `key=value:effect`."""
     found = []

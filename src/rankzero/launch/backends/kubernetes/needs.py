@@ -78,7 +78,7 @@ def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -
         found.accounts.add(account)
     if text(pod, "priorityClassName"):
         found.priorities.add(text(pod, "priorityClassName"))
-    said = {f"{kind}.{name}" for kind in ("requests", "limits") for name in _amounts_of(pod, kind)}
+    said = {f"{kind}.{name}" for kind in ("requests", "limits") for name in amounts_of(pod, kind)}
     found.unsaid |= _SAYABLE - said
     for volume in maps(pod, "volumes"):
         claim = text(volume, "persistentVolumeClaim", "claimName")
@@ -89,11 +89,11 @@ def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -
 def _add_amounts(amounts: dict[str, float], pod: Mapping[str, Any], count: int) -> None:
     amounts["pods"] = amounts.get("pods", 0.0) + count
     for kind in ("requests", "limits"):
-        for name, asked in _amounts_of(pod, kind).items():
+        for name, asked in amounts_of(pod, kind).items():
             amounts[f"{kind}.{name}"] = amounts.get(f"{kind}.{name}", 0.0) + count * asked
 
 
-def _amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, float]:
+def amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, float]:
     """Of all containers of a pod together: its `requests` or its `limits`."""
     total: dict[str, float] = {}
     for container in maps(pod, "containers"):

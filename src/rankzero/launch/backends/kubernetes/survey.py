@@ -26,16 +26,12 @@ from rankzero.launch.backends.kubernetes.resources import (
     is_preparation,
     name_of,
 )
+from rankzero.launch.backends.kubernetes.room import MEMORY, PRODUCT, room_for
 from rankzero.launch.labels import Manifest
 from rankzero.launch.resource import Resource
 from rankzero.launch.survey import Doubt, Survey
-from rankzero.launch.untyped_json import amount, at, maps, text, whole, words
+from rankzero.launch.untyped_json import at, maps, text, whole, words
 from rankzero.wording import counted, listed
-
-_PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
-"""What NVIDIA's feature discovery says of a node's GPUs; the memory in MiB."""
-_DEVICES = ("/gpu", "/mig-")
-"""In names of what a container asks for: a GPU."""
 
 
 @dataclass(slots=True)
@@ -54,8 +50,8 @@ class Surveyor:
         needs = needs_of(self.objects)
         fitting, nodes = self._nodes()
         refused = self._judged()
-        sizes = [size for node in fitting if (size := whole(node, "metadata", "labels", _MEMORY))]
-        products = {text(node, "metadata", "labels", _PRODUCT) for node in fitting} - {""}
+        sizes = [size for node in fitting if (size := whole(node, "metadata", "labels", MEMORY))]
+        products = {text(node, "metadata", "labels", PRODUCT) for node in fitting} - {""}
         has = [
             ("api", self._server()),
             ("kinds", self._kinds()),
@@ -102,32 +98,16 @@ class Surveyor:
             return f"a submit would be refused: {counted(len(refused.problems), 'reason')}, below"
         return f"the server would take {names}"
 
-    def _nodes(self) -> tuple[list[Manifest], str]:
+    def _nodes(self) -> tuple[Sequence[Manifest], str]:
         """Those that pods of the run could be on, and all in words."""
         pod, count = _training_pod(self.objects)
-        device, each = _gpus_of(pod)
         every = self._list(NODE)
         if every is None:
             return [], "may not be read"
-        selector = words(at(pod, "nodeSelector"))
-        open_ = [node for node in every if not at(node, "spec").get("unschedulable") and _ready(node)]
-        fitting = [node for node in open_ if selector.items() <= words(at(node, "metadata", "labels")).items()]
-        if not device:
-            return fitting, f"{len(fitting)} of {counted(len(every), 'node')} may be used, no GPU is needed"
-        having = [node for node in fitting if _allocatable(node, device) >= max(1, each)]
-        known = ", ".join(f"{name_of(node).partition('/')[2]} {_in_words(node, device)}" for node in having[:6])
-        more = f" and {len(having) - 6} more" if len(having) > 6 else ""
-        head = f"{len(having)} of {counted(len(every), 'node')} with {each} {device}"
-        short = "" if len(having) >= count else f"; {counted(count, 'pod')} on a node of its own would wait"
-        if not having:
-            most = max((_allocatable(node, device) for node in fitting), default=0)
-            short = f"; pods would wait: a node that may be used has {most} at most"
-        if len(having) < count:
-            alone = bool(at(pod, "affinity", "podAntiAffinity"))
-            what = f"{head}, and {counted(count, 'pod')} of a run would each be on one of its own"
-            fix = "ask for less (nproc_per_node, num_nodes); or wait: for nodes to come free, or an autoscaler"
-            self._doubts.append(Doubt("nodes", what, fix, waits=alone or not _share(having, device, each, count)))
-        return having, f"{head}{': ' if known else ''}{known}{more}{short}"
+        room = room_for(pod, count, every)
+        if room.doubt is not None:
+            self._doubts.append(room.doubt)
+        return room.nodes, room.says
 
     def _quota(self) -> str:
         quotas = self._list(RESOURCE_QUOTA)
@@ -222,37 +202,6 @@ def _training_pod(objects: Sequence[Manifest]) -> tuple[Mapping[str, Any], int]:
             for pod, count in pod_specs(one):
                 return pod, count
     return {}, 0
-
-
-def _gpus_of(pod: Mapping[str, Any]) -> tuple[str, int]:
-    """The name of the GPUs that a pod asks for, and how many; nothing where it asks for none."""
-    for container in maps(pod, "containers"):
-        for name, asked in words(at(container, "resources", "limits")).items():
-            if any(part in name for part in _DEVICES):
-                return name, int(amount(asked) or 0)
-    return "", 0
-
-
-def _share(nodes: Sequence[Manifest], device: str, each: int, count: int) -> bool:
-    """Whether all pods have room where several are on one node."""
-    return sum(_allocatable(node, device) // max(1, each) for node in nodes) >= count
-
-
-def _allocatable(node: Manifest, device: str) -> int:
-    return int(amount(at(node, "status", "allocatable").get(device)) or 0)
-
-
-def _in_words(node: Manifest, device: str) -> str:
-    product = text(node, "metadata", "labels", _PRODUCT)
-    size = whole(node, "metadata", "labels", _MEMORY)
-    memory = f" of {(size << 20) / 1e9:.0f} GB" if size else ""
-    return f"{_allocatable(node, device)} × {product or 'GPU'}{memory}"
-
-
-def _ready(node: Manifest) -> bool:
-    """A node that says nothing of itself counts as ready."""
-    conditions = [one for one in maps(node, "status", "conditions") if one.get("type") == "Ready"]
-    return all(one.get("status") == "True" for one in conditions)
 
 
 def _has_image(node: Manifest, name: str) -> bool:

@@ -1,0 +1,130 @@
+"""Which of a cluster's nodes a run's pods could be on, whoever else is there, and whether that is room enough. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.launch.backends.kubernetes.needs import amounts_of
+from rankzero.launch.diagnose.hosts import Host, hosts_of, largest, misses, outside, readable, untolerated
+from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import Pod, parse_pod
+from rankzero.launch.refusals import field_of
+from rankzero.launch.survey import Doubt
+from rankzero.launch.untyped_json import amount, at, maps, text, whole
+from rankzero.wording import counted, listed
+
+PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+"""What NVIDIA's feature discovery says of a node's GPUs; the memory in MiB."""
+_EVERYWHERE = ("cpu", "memory", "ephemeral-storage")
+"""Every kubelet counts them: where a node says nothing of one, it is not known. Of anything else it then has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the nodes come to."""
+
+    nodes: tuple[Manifest, ...]
+    """Those that a pod could be on."""
+    says: str
+    doubt: Doubt | None
+
+
+def room_for(pod: Mapping[str, Any], count: int, nodes: Sequence[Manifest]) -> Room:
+    """For `count` pods of a spec."""
+    asked, plain, hosts = amounts_of(pod, "requests"), parse_pod({"spec": pod}), hosts_of(nodes)
+    kept_off = [_obstacle(host, plain) for host in hosts]
+    open_ = [host for host, obstacle in zip(hosts, kept_off, strict=True) if not obstacle]
+    fitting = [host for host in open_ if not any(_lacks(host, name, many) for name, many in asked.items())]
+    own = {host.name for host in fitting}
+    having = tuple(node for node in nodes if text(node, "metadata", "name") in own)
+    head = f"{len(having)} of {counted(len(nodes), 'node')} {_wanted(asked)}"
+    short = "" if len(having) >= count else f"; {counted(count, 'pod')} on a node of its own would wait"
+    whys, fixes = _reasons(plain, asked, kept_off, open_)
+    if not having and whys:
+        short = f"; pods would wait: {'; '.join(whys)}"
+    waits = _places(pod, asked, fitting, count) < count
+    doubt = None
+    if waits or len(having) < count:
+        more = "" if having or not whys else f": {'; '.join(whys)}"
+        what = f"{head}, and {counted(count, 'pod')} of a run would each be on one of its own{more}"
+        fix = f"{'; '.join(fixes)}; or wait: for nodes to come free, or an autoscaler"
+        doubt = Doubt("nodes", what, fix, waits=waits)
+    first = ", ".join(f"{text(node, 'metadata', 'name')} {_in_words(node, asked)}" for node in having[:6])
+    known = f": {first}{f' and {len(having) - 6} more' if len(having) > 6 else ''}" if having and _gpu(asked) else ""
+    return Room(having, f"{head}{known}{short}", doubt)
+
+
+def _obstacle(host: Host, pod: Pod) -> str:
+    """What keeps every pod of this spec off a host, of whatever size; empty where nothing does."""
+    if not host.takes_pods:
+        return "closed"
+    if misses(host, pod.selector):
+        return "selector"
+    return "affinity" if outside(host, pod) else ", ".join(untolerated(host, pod))
+
+
+def _lacks(host: Host, name: str, asked: float) -> bool:
+    has = amount(host.allocatable.get(name))
+    return asked > (has or 0) and not (has is None and name in _EVERYWHERE)
+
+
+def _reasons(
+    pod: Pod, asked: Mapping[str, float], kept_off: Sequence[str], open_: Sequence[Host]
+) -> tuple[list[str], list[str]]:
+    """Why nodes take no pod, and what could be done about each."""
+    wanted = listed(f"{key}={value}" for key, value in pod.selector.items())
+    words = {
+        "closed": ("takes no pods now", "take no pods now", "`kubectl uncordon NODE` once it may be used again"),
+        "selector": (f"lacks {wanted}", f"lack {wanted}", "correct node_selector"),
+        "affinity": ("is outside of its node affinity", "are outside of its node affinity", "correct pod_patch"),
+    }
+    whys, fixes = [], []
+    for obstacle, number in Counter(filter(None, kept_off)).most_common(6):
+        one, several, fix = words.get(
+            obstacle, (f"has taint {obstacle}", f"have taint {obstacle}", "add tolerations, if the run may use it")
+        )
+        whys.append(f"{counted(number, 'node')} {one if number == 1 else several}")
+        fixes.append(fix)
+    for name, many in asked.items():
+        if open_ and all(_lacks(host, name, many) for host in open_):
+            most = readable(name, largest(open_, name)[0])
+            whys.append(f"a node that may be used has {most} {name} at most, of {_quantity(name, many)}")
+            fixes.append(f"ask for less ({field_of(name)})")
+    return whys, list(dict.fromkeys(fixes)) or ["ask for less (nproc_per_node, num_nodes)"]
+
+
+def _places(pod: Mapping[str, Any], asked: Mapping[str, float], hosts: Sequence[Host], count: int) -> int:
+    """How many of the pods have room at once, several on a node where they may be."""
+    apart = list(maps(at(pod, "affinity", "podAntiAffinity"), "requiredDuringSchedulingIgnoredDuringExecution"))
+    if apart:
+        return min(len({host.labels.get(text(one, "topologyKey"), host.name) for host in hosts}) for one in apart)
+    return sum(_beside_each_other(host, asked, count) for host in hosts)
+
+
+def _beside_each_other(host: Host, asked: Mapping[str, float], count: int) -> int:
+    known = ((amount(host.allocatable.get(name)), many) for name, many in asked.items() if many)
+    return min((int(has // many) for has, many in known if has is not None), default=count)
+
+
+def _wanted(asked: Mapping[str, float]) -> str:
+    devices = listed(f"{many:g} {name}" for name, many in asked.items() if "/" in name)
+    return f"with {devices}" if devices else "may be used, no GPU is needed"
+
+
+def _gpu(asked: Mapping[str, float]) -> str:
+    """The name of the devices that train, whatever the site calls them; empty where none are asked for."""
+    return next((name for name in asked if "/" in name and field_of(name) == "nproc_per_node"), "")
+
+
+def _in_words(node: Manifest, asked: Mapping[str, float]) -> str:
+    size = whole(node, "metadata", "labels", MEMORY)
+    memory = f" of {(size << 20) / 1e9:.0f} GB" if size else ""
+    has = amount(at(node, "status", "allocatable").get(_gpu(asked))) or 0
+    return f"{has:g} × {text(node, 'metadata', 'labels', PRODUCT) or 'GPU'}{memory}"
+
+
+def _quantity(name: str, many: float) -> str:
+    return readable(name, str(int(many))) if many == int(many) else f"{many:g}"
