@@ -69,6 +69,13 @@ def test_pods_that_would_wait(gpus: Place) -> None:
     assert checks(gpus, 69)["nodes"]["state"] == "wrong"
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "statefulset", "trainjob"])
+def test_every_pod_of_a_kind_is_counted(gpus: Place, kind: str) -> None:
+    """gpu-a has room for two pods, gpu-b for one."""
+    Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"num_nodes: 4\nkind: {kind}"), encoding="utf-8")
+    assert "4 pods of a run" in checks(gpus, 69)["nodes"]["what"]
+
+
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 ZONE = {"key": "zone", "operator": "In", "values": ["nowhere"]}
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}

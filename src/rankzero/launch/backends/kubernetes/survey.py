@@ -48,7 +48,7 @@ class Surveyor:
     def look(self) -> Survey:
         """All of it."""
         needs = needs_of(self.objects)
-        fitting, nodes = self._nodes()
+        fitting, nodes = self._nodes(needs)
         refused = self._judged()
         sizes = [size for node in fitting if (size := whole(node, "metadata", "labels", MEMORY))]
         products = {text(node, "metadata", "labels", PRODUCT) for node in fitting} - {""}
@@ -98,13 +98,12 @@ class Surveyor:
             return f"a submit would be refused: {counted(len(refused.problems), 'reason')}, below"
         return f"the server would take {names}"
 
-    def _nodes(self) -> tuple[Sequence[Manifest], str]:
+    def _nodes(self, needs: Needs) -> tuple[Sequence[Manifest], str]:
         """Those that pods of the run could be on, and all in words."""
-        pod, count = _training_pod(self.objects)
         every = self._list(NODE)
         if every is None:
             return [], "may not be read"
-        room = room_for(pod, count, every)
+        room = room_for(_training_pod(self.objects), needs.pods, every)
         if room.doubt is not None:
             self._doubts.append(room.doubt)
         return room.nodes, room.says
@@ -168,7 +167,7 @@ class Surveyor:
         return f"{asked}; in this namespace: {listed(names) if names else 'none'}"
 
     def _image(self, fitting: Sequence[Manifest]) -> str:
-        pod, _ = _training_pod(self.objects)
+        pod = _training_pod(self.objects)
         names = list(dict.fromkeys(text(one, "image") for one in maps(pod, "containers")))
         parts = []
         for name in names:
@@ -195,13 +194,10 @@ class Surveyor:
             return None
 
 
-def _training_pod(objects: Sequence[Manifest]) -> tuple[Mapping[str, Any], int]:
-    """The pod that trains, and how many there are of it."""
-    for one in objects:
-        if not is_preparation(one):
-            for pod, count in pod_specs(one):
-                return pod, count
-    return {}, 0
+def _training_pod(objects: Sequence[Manifest]) -> Mapping[str, Any]:
+    """The pod that trains. Where a kind has several specs, as a PyTorchJob for its Master and its Workers, they ask for
+    the same of a node."""
+    return next((pod for one in objects if not is_preparation(one) for pod, _ in pod_specs(one)), {})
 
 
 def _has_image(node: Manifest, name: str) -> bool:
