@@ -16,6 +16,7 @@ KINDS = {
     "pods": ("v1", "Pod"),
     "configmaps": ("v1", "ConfigMap"),
     "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
+    "persistentvolumes": ("v1", "PersistentVolume"),
     "services": ("v1", "Service"),
     "secrets": ("v1", "Secret"),
     "events": ("v1", "Event"),

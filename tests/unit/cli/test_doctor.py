@@ -110,6 +110,57 @@ def test_a_claim_that_one_host_at_a_time_mounts(gpus: Place) -> None:
     assert found["state"] == "look" and "claim outputs is ReadWriteOnce: one host at a time" in found["what"]
 
 
+DELETED = {"deletionTimestamp": "2026-11-21T07:00:00Z"}
+UNSURE = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
+
+
+def kept(name: str, most: str, used: str) -> dict[str, Any]:
+    return {"spec": {"hard": {name: most}}, "status": {"hard": {name: most}, "used": {name: used}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "about", "line", "said"),
+    [
+        (
+            *("ResourceQuota", "q", kept("requests.nvidia.com/gpu", "16", "16"), "quota"),
+            "16 of 16 requests.nvidia.com/gpu are taken; pods wait until 8 are free",
+        ),
+        (
+            *("LimitRange", "l", {"spec": {"limits": [{"type": "Container", "max": {"nvidia.com/gpu": "2"}}]}}),
+            *("quota", "LimitRange/l: container node asks for 4 nvidia.com/gpu, and 2 is the most"),
+        ),
+        (
+            *("LimitRange", "l", {"spec": {"limits": [{"type": "Pod", "min": {"nvidia.com/gpu": "8"}}]}}),
+            *("quota", "LimitRange/l: a pod asks for 4 nvidia.com/gpu, and 8 is the least"),
+        ),
+        ("PersistentVolumeClaim", "outputs", {"status": {"phase": "Lost"}}, "storage", "outputs has lost its volume"),
+        ("PersistentVolumeClaim", "outputs", {"metadata": DELETED}, "storage", "outputs is being deleted"),
+        ("LocalQueue", "team", {"spec": {"stopPolicy": "HoldAndDrain"}}, "queue", "it is stopped (HoldAndDrain)"),
+        ("LocalQueue", "team", {"status": {"conditions": [UNSURE]}}, "queue", "it is not active: Can't submit new"),
+    ],
+)
+def test_what_else_pods_would_wait_for(
+    gpus: Place, kind: str, name: str, about: dict[str, Any], line: str, said: str
+) -> None:
+    if kind == "LocalQueue":
+        gpus.cluster.plurals |= {"workloads", "localqueues", "workloadpriorityclasses"}
+        gpus.cluster.publish()
+        Path("cluster.yaml").write_text(f"{CLUSTER}queue: {{name: team}}\n", encoding="utf-8")
+    put(gpus, kind, name, **{"spec": {}, **about})
+    found = checks(gpus, 69)[line]
+    assert found["state"] == "wrong" and said in found["what"]
+    assert said in gpus("submit run.yaml --detach").err
+
+
+def test_a_claim_that_nothing_makes_a_volume_for(gpus: Place) -> None:
+    Path("cluster.yaml").write_text(CLUSTER.replace(", class: shared", ""), encoding="utf-8")
+    assert "no storage class is the default" in checks(gpus, 69)["storage"]["what"]
+    put(gpus, "PersistentVolume", "v", namespace="", spec={}, status={"phase": "Available"})
+    assert checks(gpus, 0)["storage"]["state"] == "look"
+    gpus.cluster.forbidden |= {("list", "persistentvolumes")}
+    assert checks(gpus, 0)["storage"]["state"] == "look"
+
+
 def test_without_rights(gpus: Place) -> None:
     gpus.cluster.forbidden |= {("list", "nodes"), ("patch", "jobs")}
     found = checks(gpus, 77)

@@ -43,6 +43,7 @@ from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest, submission_name
 from rankzero.launch.refusals import lacks_namespace
 from rankzero.launch.secrets import secret_manifest
+from rankzero.launch.survey import Doubt
 from rankzero.launch.untyped_json import at, text
 
 MANAGER = "rankzero"
@@ -67,9 +68,14 @@ class Submission:
     replaces: bool = False
     """Whether a run of the same name that is under way with another spec may be ended."""
 
+    doubts: list[Doubt] = field(default_factory=list)
+    """What the judging has found that stands in no submit's way."""
+
     def run(self) -> None:
         """All of it."""
         plan, left, later = self.judge()
+        for doubt in self.doubts:
+            self.say(doubt.what)
         for step in plan.steps:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
@@ -135,7 +141,10 @@ class Submission:
             return []
         there = plan.training.existing
         replaces = there is not None and ended(there) is None
-        return Preflight(self.api, self.discovery, needs_of(self.objects), self.say, replaces=replaces).run()
+        look = Preflight(self.api, self.discovery, needs_of(self.objects), self.say, replaces=replaces)
+        problems = look.run()
+        self.doubts += look.doubts
+        return problems
 
     def _existing(self) -> dict[str, Manifest]:
         found = ((name_of(one), self._read(one)) for one in self.objects)

@@ -35,6 +35,8 @@ class Needs:
     amounts: dict[str, float] = field(default_factory=dict)
     """What the pods that train take of a ResourceQuota, all together: requests.cpu, limits.memory, pods … Or what the
     preparation takes, which goes before them, where that is more."""
+    specs: list[Mapping[str, Any]] = field(default_factory=list)
+    """Of all pods."""
     unsaid: frozenset[str] = frozenset()
     """Of requests.cpu, requests.memory, limits.cpu and limits.memory, those that some pod does not say."""
 
@@ -51,6 +53,7 @@ def needs_of(objects: Sequence[Manifest]) -> Needs:
             found.queue, found.queue_priority = label(one, QUEUE), label(one, QUEUE_PRIORITY)
         for pod, count in pod_specs(one):
             _add_pod(found, pod, made)
+            found.specs.append(pod)
             found.pods += 0 if is_preparation(one) else count
             _add_amounts(first if is_preparation(one) else found.amounts, pod, count)
     for name, asked in first.items():

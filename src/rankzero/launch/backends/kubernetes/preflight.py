@@ -10,6 +10,7 @@ from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.limits import defaulted, exceeded
 from rankzero.launch.backends.kubernetes.needs import Needs
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
@@ -19,10 +20,13 @@ from rankzero.launch.backends.kubernetes.resources import (
     SECRET,
     SERVICE_ACCOUNT,
     STORAGE_CLASS,
+    VOLUME,
 )
 from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import conditions_of
 from rankzero.launch.resource import Resource
-from rankzero.launch.untyped_json import amount, at, maps, words
+from rankzero.launch.survey import Doubt
+from rankzero.launch.untyped_json import amount, at, text, words
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
@@ -37,6 +41,8 @@ class Preflight:
     say: Say
     replaces: bool = False
     """Whether pods of this run are there already, whose share of a quota comes free."""
+    doubts: list[Doubt] = field(default_factory=list)
+    """What a submit is taken with all the same."""
     _unread: dict[str, None] = field(default_factory=dict)
     _unknown: set[tuple[Resource, str]] = field(default_factory=set)
     """Objects of which it is not known whether they are there: rights may be for some names alone. An empty name: all
@@ -45,7 +51,11 @@ class Preflight:
     def run(self) -> list[Problem]:
         """Everything that is missing."""
         needs = self.needs
-        problems = [*self._secrets(), *self._claims(), *self._quotas(), *self._queue()]
+        ranges = self._list(LIMIT_RANGE)
+        problems = [*self._secrets(), *self._claims(), *self._quotas(ranges), *self._queue()]
+        for what in dict.fromkeys(exceeded(ranges or (), needs.specs)):
+            fix = "ask for what it allows (resources, nproc_per_node, pod_patch)"
+            self.doubts.append(Doubt("quota", f"{what}: no pod can be made", fix, waits=True))
         for resource, names, hint in (
             (SERVICE_ACCOUNT, needs.accounts, "create it, or leave service_account.name out of cluster.yaml"),
             (PRIORITY_CLASS, needs.priorities, "`kubectl get priorityclasses` shows those that there are"),
@@ -86,7 +96,9 @@ class Preflight:
             hint = "give the storage entry a `size`, and it is made; or correct `claim`"
             what = f"there is no such claim in namespace {self.api.place.namespace}"
             yield from self._named(CLAIM, name, self._absent(hint, what))
-        wanted = {claim: kind for claim, kind in self.needs.storage_classes.items() if not self._read(CLAIM, claim)}
+        there = {name: self._read(CLAIM, name) for name in sorted({*self.needs.claims, *self.needs.storage_classes})}
+        self.doubts += [doubt for one in there.values() if one and (doubt := _of_claim(one)) is not None]
+        wanted = {claim: kind for claim, kind in self.needs.storage_classes.items() if there[claim] is None}
         classes = self._list(STORAGE_CLASS) if wanted else []
         known = {str(one["metadata"]["name"]): one for one in classes or ()}
         if classes is None:
@@ -96,7 +108,16 @@ class Preflight:
             if kind and kind not in known:
                 yield Problem(f"there is no storage class {kind}", f"{CLAIM.kind}/{claim}", listed)
             elif not kind and not any(is_default(one) for one in known.values()):
-                self.say(f"{CLAIM.kind}/{claim}: no storage class is the default, so somebody has to make a volume")
+                self.doubts.append(self._without_class(claim))
+
+    def _without_class(self, claim: str) -> Doubt:
+        """A volume that somebody has made may be for it."""
+        what = f"{CLAIM.kind}/{claim}: no storage class is the default, so somebody has to make a volume"
+        volumes = self._list(VOLUME)
+        free = [
+            one for one in volumes or () if not text(one, "spec", "storageClassName") and _phase(one) == "Available"
+        ]
+        return Doubt("storage", what, "give the storage entry a `class`", waits=volumes is not None and not free)
 
     def _queue(self) -> Iterator[Problem]:
         queue = self.needs.queue
@@ -111,15 +132,15 @@ class Preflight:
         known = ", ".join(sorted(str(one["metadata"]["name"]) for one in self._list(local) or ())) or "none"
         what = f"there is no such queue in namespace {self.api.place.namespace}"
         yield from self._named(local, queue, (what, f"queues there: {known}"))
+        self.doubts += _of_queue(queue, self._read(local, queue) or {})
         if self.needs.queue_priority is not None:
             yield from self._named(
                 priority, self.needs.queue_priority, self._absent("leave queue.priority out, or correct it")
             )
 
-    def _quotas(self) -> Iterator[Problem]:
+    def _quotas(self, ranges: list[Manifest] | None) -> Iterator[Problem]:
         """More than a quota grants in all can never run; more than is free at the moment waits for others to end."""
         quotas = self._list(RESOURCE_QUOTA) or []
-        ranges = self._list(LIMIT_RANGE) if quotas and self.needs.unsaid else []
         for quota in quotas:
             if at(quota, "spec").get("scopes") or at(quota, "spec").get("scopeSelector"):
                 continue  # whether it counts these pods follows from more than their requests
@@ -129,15 +150,16 @@ class Preflight:
                 counted = name if "." in name or name == "pods" else f"requests.{name}"  # `cpu` is requests.cpu
                 asked = self.needs.amounts.get(counted, 0.0)
                 grant, taken = amount(most) or 0.0, 0.0 if self.replaces else amount(used.get(name)) or 0.0
-                if counted in self.needs.unsaid and ranges is not None and not _defaulted(ranges, counted):
+                if counted in self.needs.unsaid and ranges is not None and not defaulted(ranges, counted):
                     hint = f"set resources.{counted.removeprefix('requests.')} in cluster.yaml"
                     yield Problem(f"it counts {name}, so every pod has to say its {counted}", where, hint)
                 elif asked > grant:
                     hint = "ask for less in cluster.yaml (num_nodes, resources), or for more quota"
                     yield Problem(f"the run asks for {asked:g} of {name}, and {most} is all there is", where, hint)
                 elif asked and asked + taken > grant:
-                    taken_now = f"{used.get(name)} of {most} {name} are taken"
-                    self.say(f"{where}: {taken_now}; pods wait until {asked:g} are free")
+                    what = f"{where}: {used.get(name)} of {most} {name} are taken; pods wait until {asked:g} are free"
+                    fix = "wait until others end, or ask for less (num_nodes, resources)"
+                    self.doubts.append(Doubt("quota", what, fix, waits=True))
 
     def _read(self, resource: Resource, name: str) -> Manifest | None:
         try:
@@ -166,9 +188,30 @@ def is_default(storage_class: Manifest) -> bool:
     return words(at(storage_class, "metadata", "annotations")).get(_DEFAULT_CLASS) == "true"
 
 
-def _defaulted(ranges: list[Manifest], counted: str) -> bool:
-    """Whether a LimitRange fills in what containers leave open."""
-    kind, _, name = counted.partition(".")
-    part = "defaultRequest" if kind == "requests" else "default"
-    limits = [one for each in ranges for one in maps(each, "spec", "limits")]
-    return any(name in at(one, part) or name in at(one, "default") for one in limits)
+def _phase(manifest: Manifest) -> str:
+    return text(manifest, "status", "phase")
+
+
+def _of_claim(claim: Manifest) -> Doubt | None:
+    """What keeps pods from a claim that is there."""
+    name = claim["metadata"]["name"]
+    if claim["metadata"].get("deletionTimestamp"):
+        what, fix = "is being deleted, and no new pod may mount it", "wait until it has gone, or name another claim"
+    elif _phase(claim) == "Lost":
+        what, fix = "has lost its volume", "`kubectl describe` says which; make it again, or name another claim"
+    else:
+        return None
+    return Doubt("storage", f"{CLAIM.kind}/{name} {what}", fix, waits=True)
+
+
+def _of_queue(name: str, queue: Manifest) -> list[Doubt]:
+    """What keeps Kueue from admitting anything of a queue."""
+    policy, active = text(queue, "spec", "stopPolicy"), conditions_of(queue).get("Active")
+    if policy in ("Hold", "HoldAndDrain"):
+        what = f"it is stopped ({policy})"
+    elif active is not None and active.status == "False":
+        what = f"it is not active: {active.message or active.reason}"
+    else:
+        return []
+    fix = "ask whoever runs the cluster, or name another queue"
+    return [Doubt("queue", f"LocalQueue/{name}: {what}; pods wait until it admits runs", fix, waits=True)]

@@ -11,6 +11,7 @@ from rankzero.launch.resource import JOB, POD, POD_GROUP, Resource
 
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIM = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+VOLUME = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 SERVICE = Resource("", "v1", "services", "Service")
 SECRET = Resource("", "v1", "secrets", "Secret")
 DEPLOYMENT = Resource("apps", "v1", "deployments", "Deployment")

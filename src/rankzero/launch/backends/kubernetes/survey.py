@@ -90,6 +90,8 @@ class Surveyor:
             submission.judge()
         except RankzeroError as error:
             return error
+        finally:
+            self._doubts += submission.doubts
         return None
 
     def _rights(self, refused: RankzeroError | None) -> str:
