@@ -27,7 +27,7 @@ _CONSTRAINTS = re.compile(
     r"unable to validate against any security context constraint: \[?(?P<why>.+?)\]?\s*$", re.DOTALL
 )
 _ENDING = re.compile(r"in namespace (?P<name>\S+) because it is being terminated")
-_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)"(?:: (?P<why>.+))?$', re.DOTALL)
+_SECURITY = re.compile(r'violates? PodSecurity "(?P<level>[^"]+)"(?:: (?P<why>.+))?$', re.DOTALL)
 _DENIED = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request:? ?(?P<why>.*)$', re.DOTALL)
 _CALLING = re.compile(r'failed calling webhook "(?P<name>[^"]+)":? ?(?P<why>.*)$', re.DOTALL)
 _UNSERVED = re.compile(

@@ -322,7 +322,8 @@ class Handler(BaseHTTPRequestHandler):
                 code, answer = cluster.writes.patch(Key(plural, namespace, name), kind, body, self.query)
         if "PartialObjectMetadata" in self.headers.get("Accept", ""):
             answer = {"kind": "PartialObjectMetadata", "metadata": answer["metadata"]}
-        self._json(code, answer)
+        words = cluster.writes.warnings.get(KINDS[plural][1], "").replace('"', '\\"')
+        self._json(code, answer, {"Warning": f'299 - "{words}"'} if words else {})
 
     def _address(self) -> tuple[str, str, str, str]:
         """plural, namespace, name, part."""

@@ -38,6 +38,8 @@ class Writes:
     namespaces: set[str] = field(default_factory=lambda: {"train"})
     admission: list[Admission] = field(default_factory=list)
     """Each may refuse an object with (code, reason, message)."""
+    warnings: dict[str, str] = field(default_factory=dict)
+    """What answers to writes warn of, by the object's kind."""
 
     def patch(self, key: Key, kind: str, body: Object, query: dict[str, str]) -> tuple[int, Object]:
         """`kind` is the content type."""

@@ -161,6 +161,43 @@ def test_a_claim_that_nothing_makes_a_volume_for(gpus: Place) -> None:
     assert checks(gpus, 0)["storage"]["state"] == "look"
 
 
+def test_what_the_server_warns_of(gpus: Place) -> None:
+    """Pod Security judges a Job's pods by a warning alone."""
+    why = 'would violate PodSecurity "restricted:latest": hostPath volumes (volume "outputs")'
+    gpus.cluster.writes.warnings |= {"Job": why}
+    found = checks(gpus, 0)["rights"]
+    assert found["state"] == "look" and "Pod Security restricted:latest forbids hostPath volumes" in found["what"]
+    assert "storage.<name>.claim" in found["fix"]
+    gpus.cluster.writes.warnings |= {"Job": "batch/v1 Job is old"}
+    assert "Job/rankzero-smoke: the server warns: batch/v1 Job is old" in checks(gpus, 0)["rights"]["what"]
+    assert "the server warns: batch/v1 Job is old" in gpus("submit run.yaml --detach").err
+
+
+PATCHES = {
+    "volume ca": "volumes: [{name: ca, secret: {secretName: s}}]",
+    "volume all": "volumes: [{name: all, projected: {sources: [{secret: {name: s}}]}}]",
+    "container node": "containers: [{name: node, envFrom: [{secretRef: {name: s}}]}]",
+    "container one": "initContainers: [{name: one, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]",
+}
+
+
+@pytest.mark.parametrize("who", PATCHES)
+def test_secrets_that_the_patch_brings(gpus: Place, who: str) -> None:
+    Path("cluster.yaml").write_text(f"{CLUSTER}pod_patch: {{{PATCHES[who]}}}\n", encoding="utf-8")
+    found = checks(gpus, 69)["secrets"]
+    assert found["what"] == f"Secret/s: there is no such secret in namespace train, which {who} takes"
+    put(gpus, "Secret", "s", data={"k": "eA=="})
+    assert checks(gpus, 0)["secrets"]["what"] == "hf-token, s there"
+    gpus.cluster.store.drop("secrets", "s")
+    optional = (
+        PATCHES[who]
+        .replace("{name: s", "{optional: true, name: s")
+        .replace("{secretName", "{optional: true, secretName")
+    )
+    Path("cluster.yaml").write_text(f"{CLUSTER}pod_patch: {{{optional}}}\n", encoding="utf-8")
+    assert checks(gpus, 0)["secrets"]["what"] == "hf-token there"
+
+
 def test_without_rights(gpus: Place) -> None:
     gpus.cluster.forbidden |= {("list", "nodes"), ("patch", "jobs")}
     found = checks(gpus, 77)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,14 @@ WRITE = {"fieldManager": "rankzero"}
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
+_WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
+"""In a header: the code of all warnings of the API, who warns, and the quoted words."""
+
+
+def _heedless(_words: str) -> None:
+    """Told of a warning where nobody asked for any."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One request, and how messages speak of it."""
@@ -59,6 +68,8 @@ class _Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     hide: Callable[[str], str] = str
     """What becomes of the server's words before anybody hears them: it may quote what it was sent."""
+    warned: Say = _heedless
+    """Told each of the warnings that come with an answer."""
     patient: bool = False
     """Whether to go on asking a server that does not answer for as long as LONGEST_SILENCE."""
 
@@ -119,12 +130,15 @@ class Api:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
         hide: Callable[[str], str] | None = None,
+        warned: Say = _heedless,
     ) -> Manifest:
-        """Create, patch or delete one object. With `hide`, which takes secrets out of words, no answer is asked for."""
+        """Create, patch or delete one object. With `hide`, which takes secrets out of words, no answer is asked for.
+        `warned` hears what the server warns of."""
         path = resource.path(self.place.namespace, None if method == "POST" else name)
         verb = f"{_VERBS[method]} {resource.title}"
         headers = {"Content-Type": content_type, "Accept": "application/json" if hide is None else _METADATA_ONLY}
-        return self._send(_Call(method, path, verb, params or {}, resource, name, body, headers, hide or str))
+        call = _Call(method, path, verb, params or {}, resource, name, body, headers, hide or str, warned)
+        return self._send(call)
 
     def page(self, resource: Resource) -> builtins.list[Manifest] | None:
         """All objects where they fit into one page; None where there are more."""
@@ -301,9 +315,12 @@ class Api:
             refusal = Refusal(call.verb, NO_ANSWER, type(error).__name__, _reason(error))
             return ApiError(refusal, subject=call.subject, resource=call.resource)
         self._note_time(response.headers.get("Date", ""))
-        if response.is_success:
-            return response
-        return _failure(response, call.verb, call.resource, call.subject, call.hide)
+        if not response.is_success:
+            return _failure(response, call.verb, call.resource, call.subject, call.hide)
+        for header in response.headers.get_list("Warning"):
+            for words in _WARNING.findall(header):
+                call.warned(call.hide(re.sub(r"\\(.)", r"\1", words)))
+        return response
 
     def _note_time(self, date: str) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pydantic import SecretStr
 
@@ -41,7 +42,7 @@ from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest, submission_name
-from rankzero.launch.refusals import lacks_namespace
+from rankzero.launch.refusals import Asked, lacks_namespace, reason_in
 from rankzero.launch.secrets import secret_manifest
 from rankzero.launch.survey import Doubt
 from rankzero.launch.untyped_json import at, text
@@ -180,14 +181,24 @@ class Submission:
             raise ConfigError(problems)
         return later
 
+    def _warned(self, step: Step, words: str) -> None:
+        """Of pods the server judges the objects that make them by warnings alone."""
+        reason = reason_in(words, Asked(name_of(step.manifest)))
+        what = reason.cause if reason is not None else f"{name_of(step.manifest)}: the server warns: {words}"
+        doubt = Doubt("rights", what, reason.fix if reason is not None else "change what the message names")
+        if doubt not in self.doubts:
+            self.doubts.append(doubt)
+
     def _dry_run(self, step: Step) -> None:
         resource, name = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
+        warned = partial(self._warned, step)
         try:
             if step.do in ("create", "update"):
                 params = {**APPLY, **_DRY}
-                self.api.write("PATCH", resource, name, step.manifest, params=params, content_type=APPLY_PATCH)
+                body, kind = step.manifest, APPLY_PATCH
+                self.api.write("PATCH", resource, name, body, params=params, content_type=kind, warned=warned)
             elif step.do == "replace":  # judged as new; that one of this name exists is found last of all
-                self.api.write("POST", resource, name, step.manifest, params={**_STRICT, **_DRY})
+                self.api.write("POST", resource, name, step.manifest, params={**_STRICT, **_DRY}, warned=warned)
         except ApiError as error:
             if step.do == "replace" and error.status == 409:
                 return

@@ -20,6 +20,10 @@ class Needs:
 
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
     """Names of variables by key, by the Secret's name. Optional ones are not among them."""
+    patched_secrets: dict[str, str] = field(default_factory=dict)
+    """Further ones that the site's patch brings, by what takes them: volumes, whole environments, init containers."""
+    late: bool = False
+    """Whether something that the pods mount may make Secrets, as a CSI driver does."""
     pull_secrets: set[str] = field(default_factory=set)
     accounts: set[str] = field(default_factory=set)
     """Service accounts that the objects do not bring along."""
@@ -75,6 +79,9 @@ def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -
             if reference and not reference.get("optional"):
                 keys = found.secrets.setdefault(text(reference, "name"), {})
                 keys[text(reference, "key")] = text(variable, "name")
+    secrets = {name: who for name, who in _patched_secrets(pod) if ("Secret", name) not in made}
+    found.patched_secrets |= {name: who for name, who in secrets.items() if name not in found.secrets}
+    found.late |= any(at(volume, "csi") for volume in maps(pod, "volumes"))
     found.pull_secrets |= {text(one, "name") for one in maps(pod, "imagePullSecrets")}
     account = text(pod, "serviceAccountName")
     if account and ("ServiceAccount", account) not in made:
@@ -87,6 +94,24 @@ def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -
         claim = text(volume, "persistentVolumeClaim", "claimName")
         if claim and (CLAIM.kind, claim) not in made:
             found.claims.add(claim)
+
+
+def _patched_secrets(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name of each Secret that is not optional, and what takes it."""
+    taken: list[tuple[Mapping[str, Any], str, str]] = []
+    first = list(maps(pod, "initContainers"))
+    for container in (*first, *maps(pod, "containers")):
+        who = f"container {text(container, 'name')}"
+        taken += [(at(source, "secretRef"), "name", who) for source in maps(container, "envFrom")]
+        if container in first:
+            taken += [(at(one, "valueFrom", "secretKeyRef"), "name", who) for one in maps(container, "env")]
+    for volume in maps(pod, "volumes"):
+        who = f"volume {text(volume, 'name')}"
+        taken.append((at(volume, "secret"), "secretName", who))
+        taken += [(at(source, "secret"), "name", who) for source in maps(volume, "projected", "sources")]
+    for reference, key, who in taken:
+        if text(reference, key) and not reference.get("optional"):
+            yield text(reference, key), who
 
 
 def _add_amounts(amounts: dict[str, float], pod: Mapping[str, Any], count: int) -> None:

@@ -87,6 +87,11 @@ class Preflight:
                 what = f"there is no such secret {place}" if has is None else f"it has no key {key}"
                 hint = f"{variable} comes from it: `rankzero secret set` creates it, or mark it `optional: true`"
                 yield Problem(what, f"Secret/{name}", hint)
+        for name, who in sorted(self.needs.patched_secrets.items()):
+            if self._read(SECRET, name) is None and (SECRET, name) not in self._unknown:
+                what = f"Secret/{name}: there is no such secret {place}, which {who} takes"
+                fix = "create it, or correct pod_patch"
+                self.doubts.append(Doubt("secrets", what, fix, waits=not self.needs.late))
         for name in sorted(self.needs.pull_secrets):
             hint = "`kubectl create secret docker-registry` makes one; or leave it out of image_pull_secrets"
             yield from self._named(SECRET, name, self._absent(hint, f"there is no such secret {place}"))

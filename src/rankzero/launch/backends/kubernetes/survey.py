@@ -151,7 +151,7 @@ class Surveyor:
                 self._doubts.append(Doubt("storage", what, fix))
 
     def _secrets(self, needs: Needs) -> str:
-        wanted = sorted({*needs.secrets, *needs.pull_secrets})
+        wanted = sorted({*needs.secrets, *needs.patched_secrets, *needs.pull_secrets})
         if not wanted:
             return "none needed"
         there = [name for name in wanted if self._read(SECRET, name) is not None]
