@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from rankzero.api.installed import engine_is_there, require_data, require_engine
 from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
 from rankzero.errors import RankzeroError
+from rankzero.redaction import Redactor
 from rankzero.wording import first_line
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class ClusterForecast:
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
-        problems = [] if self.survey.refused is None else [str(problem) for problem in self.survey.refused.problems]
+        redact, refused = Redactor(os.environ), self.survey.refused
+        problems = [] if refused is None else [redact(str(problem)) for problem in refused.problems]
         run = None if self.run is None else self.run.to_json()
         return {"run": run, "cluster": dict(self.survey.has), "refused": problems}
 
@@ -138,7 +141,8 @@ def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
     found, unknown = forecast_on(run, made.cluster, survey, say)
     section, names = kind_section(made.cluster.kind), {"docker": "this machine", "slurm": "Slurm"}
     where = names.get(section.place, f"namespace {made.cluster.namespace}")
-    return ClusterForecast(made.name, where, found, unknown, survey)
+    redact = Redactor(os.environ)
+    return ClusterForecast(made.name, where, found, redact(unknown), survey.redacted(redact))
 
 
 def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:

@@ -10,7 +10,10 @@ import typer
 
 def say(line: str) -> None:
     """A word to the person who waits; results go to stdout, so this does not."""
-    typer.echo(line, err=True)
+    from rankzero.redaction import Redactor
+    from rankzero.wording import printable
+
+    typer.echo(Redactor(os.environ)(printable(line)), err=True)
 
 
 def terminal_width() -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,18 +52,19 @@ def doctor(
 
 
 def _shown(findings: Iterable[Finding], *, as_json: bool) -> list[Finding]:
-    """Each is printed as it is found: some take seconds."""
+    """Each is printed as it is found: some take seconds. Secrets are out of what is returned, too."""
     from rankzero.redaction import Redactor
     from rankzero.wording import printable
 
     redact, seen = Redactor(os.environ), []
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    for one in findings:
+    for found in findings:
+        one = replace(found, what=redact(found.what), fix=redact(found.fix))
         seen.append(one)
         if as_json:
             continue
         state = f"\x1b[{_COLOURS[one.state]}m{one.state:5}\x1b[0m" if colour else f"{one.state:5}"
-        typer.echo(f"{state}  {redact(printable(f'{one.name:15}  {one.what}'))}")
+        typer.echo(f"{state}  {printable(f'{one.name:15}  {one.what}')}")
         if one.fix:
-            typer.echo(f"       {'':15}  fix: {redact(printable(one.fix))}")
+            typer.echo(f"       {'':15}  fix: {printable(one.fix)}")
     return seen

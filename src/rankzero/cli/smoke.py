@@ -94,12 +94,21 @@ def _here(settings: SmokeSettings, nproc_per_node: str, output: str, *, as_json:
             report = run_smoke(settings, nproc_per_node=nproc, output_dir=output, in_process=nproc == 1)
         except RankzeroError as error:
             if as_json and speaks:
-                problems = [{"what": one.what, "where": one.where, "hint": one.hint} for one in error.problems]
-                outcome = {"ok": False, "exit_code": int(error.exit_code), "problems": problems}
-                typer.echo(json.dumps(outcome, indent=2))
+                _echo_refusal(error)
             raise
     if speaks:
         typer.echo(json.dumps({"ok": True, **report}, indent=2) if as_json else summary(report))
+
+
+def _echo_refusal(error: RankzeroError) -> None:
+    """For programs, on stdout; for people it is raised."""
+    from rankzero.redaction import Redactor
+
+    redact = Redactor(os.environ)
+    problems = [
+        {"what": redact(one.what), "where": redact(one.where), "hint": redact(one.hint)} for one in error.problems
+    ]
+    typer.echo(json.dumps({"ok": False, "exit_code": int(error.exit_code), "problems": problems}, indent=2))
 
 
 def summary(report: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rankzero.errors import RankzeroError
 
@@ -32,3 +33,9 @@ class Survey:
     refused: RankzeroError | None = None
     """Every reason why a submit would be refused."""
     doubts: tuple[Doubt, ...] = ()
+
+    def redacted(self, redact: Callable[[str], str]) -> Survey:
+        """The same without secrets; the error is whoever's who shows it."""
+        has = tuple((name, redact(what)) for name, what in self.has)
+        doubts = tuple(replace(one, what=redact(one.what), fix=redact(one.fix)) for one in self.doubts)
+        return replace(self, has=has, doubts=doubts)

@@ -215,6 +215,38 @@ def test_nobody_answers(gpus: Place) -> None:
     assert found["api"]["state"] == "wrong" and list(found) == ["cluster.yaml", "api"]
 
 
+def with_password(place: Place) -> None:
+    """A password in the server's address."""
+    path = place.directory / "kubeconfig"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["clusters"][0]["cluster"]["server"] = place.cluster.url.replace("//", "//bob:hunter2pw@")
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def with_login(place: Place, script: str, **more: Any) -> None:
+    """A login command."""
+    command = place.directory / "login"
+    command.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    command.chmod(0o755)
+    path = place.directory / "kubeconfig"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(command), **more}
+    config["users"][0]["user"] = {"exec": login}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "plan run.yaml", "plan run.yaml --json"])
+def test_no_secret_is_shown(gpus: Place, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    with_password(gpus)
+    monkeypatch.setenv("MY_TOKEN", "supersecretvalue")
+    done = gpus(f"{command} --cluster cluster.yaml")
+    assert "//bob:[hidden]@127.0.0.1" in "".join(done.out.split()) and "hunter2pw" not in done.out + done.err
+    with_login(gpus, 'echo "$MY_TOKEN is refused by https://bob:hunter2pw@idp" >&2; exit 1')
+    done = gpus(f"{command} --cluster cluster.yaml")
+    assert done.code == 77 and "[hidden]" in done.out
+    assert not {"hunter2pw", "supersecretvalue"} & set(done.out.replace("/", " ").replace(":", " ").split())
+
+
 def test_a_cluster_file_that_is_wrong(place: Place) -> None:
     Path("cluster.yaml").write_text("image: i\nnum_nods: 2\n", encoding="utf-8")
     done = place("doctor --cluster cluster.yaml")

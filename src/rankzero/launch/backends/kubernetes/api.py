@@ -23,6 +23,7 @@ from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, 
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.labels import Manifest
 from rankzero.launch.resource import POD, Resource
+from rankzero.redaction import without_secrets
 
 ATTEMPTS = 6
 LONGEST_DELAY = 20.0
@@ -87,7 +88,7 @@ class Api:
         self.clock = clock or Clock()
         self._ahead = timedelta()
         self._silence_told = False
-        self.place = Place(connection.server, connection.context, namespace)
+        self.place = Place(without_secrets(connection.server), connection.context, namespace)
 
     def now(self) -> datetime:
         """The server's time: ages are of what it has stamped, and this machine's clock may be minutes off."""
