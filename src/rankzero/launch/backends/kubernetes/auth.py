@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import ssl
-import subprocess
 import tempfile
 import threading
 from collections.abc import Generator, Mapping
@@ -27,6 +27,7 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfi
 from lightkube.config.models import User, UserExec
 
 from rankzero.errors import AccessError, ConfigError
+from rankzero.launch.backends.kubernetes.login import log_in, may_ask
 
 VARIABLE = "KUBECONFIG"
 TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
@@ -53,7 +54,9 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
         _must_have_key(user)
         params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config)
         if user.exec is not None:
-            params["auth"] = ExecLogin(user.exec, server=config.cluster.server, tls=params["verify"])
+            params["auth"] = ExecLogin(
+                user.exec, server=config.cluster.server, tls=params["verify"], mode=chosen.interactive
+            )
         elif user.token_file is not None:
             params["auth"] = TokenFile(Path(user.token_file))
         http = httpx2.Client(**{**params, "limits": LIMITS, "headers": {"User-Agent": "rankzero"}})
@@ -91,6 +94,8 @@ class Chosen:
     """The cluster's proxy-url."""
     server_name: str | None = None
     """The cluster's tls-server-name: the name in its certificate, where that is not the address's."""
+    interactive: str = "IfAvailable"
+    """The interactiveMode of the user's login command."""
 
 
 def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
@@ -148,7 +153,9 @@ def _choose(context: str | None, files: list[Path]) -> Chosen:
     if chosen is None:
         raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
     cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
-    return Chosen(chosen, cluster.get("proxy-url"), cluster.get("tls-server-name"))
+    user: dict[str, Any] = next((one["user"] for one in merged["users"] if one["name"] == chosen.context.user), {})
+    mode = (user.get("exec") or {}).get("interactiveMode") or "IfAvailable"
+    return Chosen(chosen, cluster.get("proxy-url"), cluster.get("tls-server-name"), str(mode))
 
 
 def _merged(files: list[Path]) -> dict[str, Any]:
@@ -222,8 +229,12 @@ class ExecLogin(httpx2.Auth):
     """Runs the kubeconfig's login command for a token or a client certificate, and again when that has run out or is
     refused. An empty token stands for a certificate alone."""
 
-    def __init__(self, command: UserExec, *, server: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, command: UserExec, *, server: str, tls: ssl.SSLContext | None = None, mode: str = "IfAvailable"
+    ) -> None:
+        """`mode` is the kubeconfig's interactiveMode: whether it may ask a person at the terminal."""
         self._command = command
+        self._mode = mode
         self._server = server
         self._tls = tls
         self._lock = threading.Lock()
@@ -248,23 +259,26 @@ class ExecLogin(httpx2.Auth):
     def _log_in(self) -> tuple[str, datetime | None]:
         wanted = self._command
         info = {"apiVersion": wanted.apiVersion, "kind": "ExecCredential"}
-        spec = {"interactive": False, "cluster": {"server": self._server}}
+        asks, command = may_ask(self._mode), [wanted.command, *(wanted.args or ())]
+        spec = {"interactive": asks, "cluster": {"server": self._server}}
         env = {
             **os.environ,
             "KUBERNETES_EXEC_INFO": json.dumps({**info, "spec": spec}),
             **{variable.name: variable.value for variable in wanted.env or ()},
         }
         where = f"login command {wanted.command}"
+        if self._mode == "Always" and not asks:
+            hint = f"log in first: {shlex.join(command)}"
+            raise AccessError("it asks a person, and there is no terminal", where=where, hint=hint)
         try:
-            done = subprocess.run([wanted.command, *(wanted.args or ())], env=env, capture_output=True, check=False)
+            done = log_in(command, env, asks=asks, where=where)
         except OSError as error:
             hint = wanted.installHint or "the kubeconfig's user names it; install it, or log in another way"
             raise AccessError(f"cannot be run: {error.strerror}", where=where, hint=hint) from error
-        if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()[-500:]
-            raise AccessError(f"failed with exit code {done.returncode}: {said}", where=where, hint="log in again")
+        if done.code != 0:
+            raise AccessError(f"failed with exit code {done.code}: {done.said}", where=where, hint="log in again")
         try:
-            status: dict[str, Any] = json.loads(done.stdout)["status"]
+            status: dict[str, Any] = json.loads(done.out)["status"]
             ends = status.get("expirationTimestamp")
             token, certificate = str(status.get("token") or ""), status.get("clientCertificateData")
             if certificate:

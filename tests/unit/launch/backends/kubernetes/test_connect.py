@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -141,6 +142,64 @@ def test_a_login_command_that_fails(bench: Bench, tmp_path: Path, body: str, wor
     with pytest.raises(AccessError, match=words) as caught:
         open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
     assert "canary" not in str(caught.value)
+
+
+ASKS = "print('open https://login and enter ABCD', file=sys.stderr, flush=True); sys.stdin.read()"
+
+
+def test_what_a_login_command_asks_for_is_heard(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And it gets no input that is not a terminal's."""
+    monkeypatch.setenv("MY_TOKEN", "canary-secret")
+    said = "print(os.environ['MY_TOKEN'], file=sys.stderr)"
+    token = f"print(json.dumps({{'status': {{'token': {TOKEN!r}}}}}))"
+    command = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": str(login(tmp_path, f"{ASKS}; {said}; {token}")),
+    }
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+    assert capfd.readouterr().err == "open https://login and enter ABCD\n[hidden]\n"
+
+
+def test_a_login_command_that_nobody_answers(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.launch.backends.kubernetes.login.PATIENCE_SECONDS", 0.1)
+    path = login(tmp_path, f"{ASKS}; import signal; signal.pause()")
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(path), "args": ["-x"]}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    with pytest.raises(AccessError, match="has not ended") as caught:
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+    assert caught.value.problems[0].hint == f"log in first: {path} -x"
+
+
+@pytest.mark.parametrize("mode", ["Always", "Never", "IfAvailable"])
+def test_a_login_command_gets_the_terminal_as_its_mode_says(bench: Bench, tmp_path: Path, mode: str) -> None:
+    script = f"""
+asks = json.loads(os.environ["KUBERNETES_EXEC_INFO"])["spec"]["interactive"]
+assert asks is os.isatty(0) is {mode != "Never"}
+print(json.dumps({{"status": {{"token": {TOKEN!r}}}}}))"""
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login(tmp_path, script))}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec={**command, "interactiveMode": mode}))
+    before, (ours, theirs) = os.dup(0), os.openpty()
+    os.dup2(theirs, 0)
+    try:
+        assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+    finally:
+        os.dup2(before, 0)
+        for one in (before, ours, theirs):
+            os.close(one)
+
+
+def test_a_login_command_that_needs_a_terminal_where_there_is_none(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Always"}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    monkeypatch.setattr("os.isatty", lambda _: False)
+    with pytest.raises(AccessError, match="there is no terminal") as caught:
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+    assert caught.value.problems[0].hint == "log in first: false"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Runs the login command of a kubeconfig: hears what it says while it says it, and waits for people, not for ever."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankzero.errors import AccessError
+from rankzero.redaction import Redactor
+from rankzero.stderr import write_stderr
+
+PATIENCE_SECONDS = 600.0
+"""People open a browser, look for their telephone and type a code; a code is good for a quarter of an hour at most."""
+_LAST_WORDS_SECONDS = 1.0
+"""For the end of what it says: a child that outlives it may hold standard error open."""
+_TAIL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How it ended."""
+
+    code: int
+    out: bytes
+    said: str
+    """The end of standard error, without secrets."""
+
+
+def may_ask(mode: str) -> bool:
+    """Whether the command gets the terminal, by the kubeconfig's interactiveMode: where there is one, unless Never."""
+    return mode != "Never" and os.isatty(0)
+
+
+def log_in(command: Sequence[str], env: Mapping[str, str], *, asks: bool, where: str) -> Login:
+    """Run it. Standard error, where it tells people what to do, is passed on as it comes. Raises OSError where it
+    cannot be run, AccessError where it does not end."""
+    read, write = os.pipe()
+    heard = _Heard(read)
+    try:
+        process = subprocess.Popen(
+            command, env=dict(env), stdin=None if asks else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=write
+        )
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    heard.start()
+    with process:
+        try:
+            out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            hint = f"log in first: {shlex.join(command)}"
+            what = f"has not ended within {PATIENCE_SECONDS / 60:.0f} minutes: {heard.tail()}".rstrip(": ")
+            raise AccessError(what, where=where, hint=hint) from None
+        except BaseException:
+            process.kill()
+            raise
+    return Login(process.returncode, out, heard.tail())
+
+
+class _Heard(threading.Thread):
+    """Passes on what a pipe brings, and keeps its end."""
+
+    def __init__(self, pipe: int) -> None:
+        super().__init__(daemon=True)
+        self._pipe, self._redact, self._text = pipe, Redactor(os.environ), ""
+
+    def run(self) -> None:
+        """Until nobody holds the other end."""
+        with open(self._pipe, "rb", buffering=0) as pipe:
+            while part := pipe.read(65536):
+                said = self._redact(part.decode(errors="replace"))
+                write_stderr(said)
+                self._text = (self._text + said)[-4 * _TAIL :]
+
+    def tail(self) -> str:
+        """What was said last."""
+        self.join(_LAST_WORDS_SECONDS)
+        return self._text.strip()[-_TAIL:]
