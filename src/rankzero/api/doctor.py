@@ -28,7 +28,7 @@ def cluster_findings(cluster: str) -> Iterator[Finding]:
     pods = f"{counted(place.num_nodes, 'pod')} with {each}"
     yield ok("cluster.yaml", f"{pods}, as {plan.kind} in namespace {place.namespace}")
     try:
-        survey = open_backend(place).survey(render(plan))
+        survey = open_backend(place).survey(render(plan), replace=True)
     except (ServiceError, AccessError, ConfigError) as error:
         yield from of_error("api", error)
         return

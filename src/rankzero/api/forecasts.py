@@ -11,7 +11,7 @@ from rankzero.api.arguments import process_count
 from rankzero.api.installed import engine_is_there, require_data, require_engine
 from rankzero.api.places import places_told
 from rankzero.api.specs import SpecSource
-from rankzero.errors import RankzeroError
+from rankzero.errors import Problem, RankzeroError, ServiceError
 from rankzero.redaction import Redactor
 from rankzero.wording import first_line
 
@@ -46,7 +46,8 @@ class ClusterForecast:
     def beside(self) -> list[tuple[str, str]]:
         """What there is to say besides what the run takes, by name."""
         unknown = [("model", self.unknown)] if self.unknown else []
-        return [*unknown, ("place", self.where), *self.survey.has]
+        doubts = [("waits" if one.waits else "look at", f"{one.what}; {one.fix}") for one in self.survey.doubts]
+        return [*unknown, ("place", self.where), *self.survey.has, *doubts]
 
     def __repr__(self) -> str:
         """The lines that `rankzero plan` prints."""
@@ -57,20 +58,27 @@ class ClusterForecast:
         return "\n".join(printed(self.run, terminal=False, width=80, more=self.beside()))
 
     def require(self) -> None:
-        """Raise what stands in the way of a submit: every reason of the cluster, or the memory that is missing."""
+        """Raise what stands in the way of a submit, every reason of the cluster, or the memory that is missing; else
+        ServiceError with everything that pods would wait for."""
         from rankzero.model.fitting import require_room
 
         if self.survey.refused is not None:
             raise self.survey.refused
         if self.run is not None and self.run.place.limit and self.survey.gpu_bytes:
             require_room(self.run.memory.need, self.run.place.limit, 0, packed=None, where=self.run.place.name)
+        waits = [Problem(one.what, one.name, one.fix) for one in self.survey.doubts if one.waits]
+        if waits:
+            raise ServiceError(waits)
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         redact, refused = Redactor(os.environ), self.survey.refused
         problems = [] if refused is None else [redact(str(problem)) for problem in refused.problems]
         run = None if self.run is None else self.run.to_json()
-        return {"run": run, "cluster": dict(self.survey.has), "refused": problems}
+        doubts = [
+            {"name": one.name, "what": one.what, "fix": one.fix, "waits": one.waits} for one in self.survey.doubts
+        ]
+        return {"run": run, "cluster": dict(self.survey.has), "doubts": doubts, "refused": problems}
 
 
 @places_told()

@@ -24,7 +24,7 @@ def plan(
 ) -> None:
     """What a run would take on a cluster, beside what the cluster has. Nothing is applied.
 
-    Ends with 0 where a submit would be taken and the run fits, else with every reason why not.
+    Ends with 0 where a submit would be taken, the run fits and pods would start, else with every reason why not.
     """
     from rankzero.api.forecasts import forecast_of
     from rankzero.cli.first_line import say_step

@@ -170,3 +170,30 @@ def test_shapes_that_files_do_not_tell_come_from_the_config(gpus: Place) -> None
     with_weights = json.loads(gpus("plan run.yaml --json").out)["run"]
     weights.unlink()
     assert json.loads(gpus("plan run.yaml --json").out)["run"] == with_weights
+
+
+def test_pods_that_would_wait(gpus: Place) -> None:
+    """A submit would be taken all the same."""
+    for name in ("gpu-a", "gpu-b"):
+        gpus.cluster.store.drop("nodes", name, "")
+    done = gpus("plan run.yaml model.name=/outputs/model")
+    assert done.code == 69 and "nodes: 0 of 1 node with 4 nvidia.com/gpu" in done.err
+    assert "waits 0 of 1 node with 4 nvidia.com/gpu" in flat(done.out)
+    value = json.loads(gpus("plan run.yaml model.name=/outputs/model --json").out)
+    assert value["refused"] == [] and [(one["name"], one["waits"]) for one in value["doubts"]] == [("nodes", True)]
+
+
+def test_what_is_doubtful_is_no_error(gpus: Place) -> None:
+    put(gpus, "PersistentVolumeClaim", "outputs", spec={"accessModes": ["ReadWriteOnce"]}, status={"phase": "Bound"})
+    done = gpus("plan run.yaml model.name=/outputs/model")
+    assert done.code == 0 and "look at claim outputs is ReadWriteOnce" in flat(done.out)
+
+
+def test_a_run_of_the_name_that_is_under_way(gpus: Place) -> None:
+    words = "run.yaml model.name=/outputs/model"
+    assert gpus(f"submit {words} --detach").code == 0
+    assert gpus(f"plan {words}").code == 0
+    done = gpus(f"plan {words} train.seed=7")
+    assert done.code == 78 and "is under way with another spec" in done.err
+    value = json.loads(gpus(f"plan {words} train.seed=7 --json").out)
+    assert "is under way with another spec" in value["refused"][0]

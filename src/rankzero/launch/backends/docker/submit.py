@@ -102,10 +102,10 @@ def submit(
     Returns the id of the container whose lines were said: the preparation's, where there was one.
     """
     prepare, nodes, secrets = judge(docker, request, env=env, gpus=gpus)
+    if not replaces:
+        require_free(docker, request)
     every = docker.containers(f"{labels.RUN}={request.run}")
     there = {asked_for(one)["metadata"]["name"]: one for one in every}
-    if not replaces:
-        _ask(request, there)
     kept = _kept(request, there)
     missing = [one for one in nodes if one.pod["metadata"]["name"] not in kept]
     if not missing:
@@ -207,12 +207,13 @@ def _secrets(wanted: Sequence[Container], env: Mapping[str, str]) -> dict[str, s
     return {name: env[name] for name in names if env.get(name)}
 
 
-def _ask(request: Request, there: Mapping[str, Mapping[str, Any]]) -> None:
+def require_free(docker: Docker, request: Request) -> None:
     """Raise AlreadyRunsError where containers would be ended that nobody has said may be."""
-    others = [one for one in there.values() if is_active(one) and label_of(one, HASH) != request.digest]
+    there = docker.containers(f"{labels.RUN}={request.run}")
+    others = [one for one in there if is_active(one) and label_of(one, HASH) != request.digest]
     if not others:
         return
-    names = [at(asked_for(one), "metadata", "annotations").get(labels.SUBMITTED_BY) for one in there.values()]
+    names = [at(asked_for(one), "metadata", "annotations").get(labels.SUBMITTED_BY) for one in there]
     by = next((f"by {name} " for name in names if name), "")
     hint = "give this run another name; or end that one: `rankzero cancel`, or submit with --replace"
     what = f"is under way with another spec (submitted {by}at {others[0]['Created'][:19]}Z)"

@@ -41,6 +41,8 @@ class Surveyor:
     api: Api
     discovery: Discovery
     objects: Sequence[Manifest]
+    replaces: bool = False
+    """Whether a run of the same name that is under way with another spec may be ended."""
     _said: list[str] = field(default_factory=list)
     _doubts: list[Doubt] = field(default_factory=list)
     _forbidden: set[tuple[Resource, str]] = field(default_factory=set)
@@ -85,7 +87,7 @@ class Surveyor:
         return f"{listed(sorted(served))} served{f'; not {listed(absent)}' if absent else ''}"
 
     def _judged(self) -> RankzeroError | None:
-        submission = Submission(self.api, self.discovery, self.objects, self._said.append, replaces=True)
+        submission = Submission(self.api, self.discovery, self.objects, self._said.append, replaces=self.replaces)
         try:
             submission.judge()
         except RankzeroError as error:

@@ -116,15 +116,13 @@ def submit(
     `replaces`; then `stop` ends it."""
     given = environments(request, env)
     state = request.state
-    number = state.job
-    there = heard(state, own_jobs(state, slurm.jobs([number])).get(number)) if number else None
-    if there is not None and not there.is_over and not _ends_for_good(state, there):
-        before = state.about
-        if _digest(before) == request.digest and number not in state.cancelled:
+    number = _under_way(slurm, state)
+    if number:
+        if _digest(state.about) == request.digest and number not in state.cancelled:
             say(f"{request.run} is job {number} already, with this very spec; left as it is")
             return
-        if not replaces and number not in state.cancelled:
-            raise _already(request, before, number)
+        if not replaces:
+            _require_same(request, number)
         stop()
     if left := withheld(request, env):
         say(_told_withheld(left))
@@ -139,6 +137,26 @@ def submit(
         raise
     state.settle(job)
     say(f"job {job} is in the queue")
+
+
+def require_free(slurm: Slurm, request: Request) -> None:
+    """Raise AlreadyRunsError where a job of another rendering of the run is in the way."""
+    number = _under_way(slurm, request.state)
+    if number:
+        _require_same(request, number)
+
+
+def _under_way(slurm: Slurm, state: RunState) -> str:
+    """The run's job, where it waits, runs or would be queued again; empty where none does."""
+    number = state.job
+    there = heard(state, own_jobs(state, slurm.jobs([number])).get(number)) if number else None
+    return number if there is not None and not there.is_over and not _ends_for_good(state, there) else ""
+
+
+def _require_same(request: Request, number: str) -> None:
+    before = request.state.about
+    if _digest(before) != request.digest and number not in request.state.cancelled:
+        raise _already(request, before, number)
 
 
 def heard(state: RunState, job: Job | None) -> Job | None:

@@ -13,7 +13,7 @@ import pytest
 
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch import kinds, labels
-from rankzero.launch.backend import Ended, LogLine, LogQuery
+from rankzero.launch.backend import AlreadyRunsError, Ended, LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.backends.docker.command import Answer, Docker
 from rankzero.launch.backends.docker.create import Creation
@@ -55,6 +55,13 @@ def test_runs_lists_every_run_once(daemon: Daemon, submit: Submit, backend: Dock
     (evidence,) = backend.runs()
     assert evidence.run == "tiny" and len(evidence.pods) == 2
     assert not daemon.calls("logs"), "no logs for a list"
+
+
+def test_a_survey_says_that_another_spec_s_run_is_up(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    assert isinstance(backend.survey(objects(pod(0))).refused, AlreadyRunsError)
+    assert backend.survey(objects(pod(0)), replace=True).refused is None
+    assert backend.survey(objects(pod(0), pod(1))).refused is None
 
 
 def test_what_does_not_exist_has_no_evidence(daemon: Daemon, backend: DockerBackend) -> None:
