@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
 
-from rankzero.spec.quantity import as_number
+from rankzero.spec.quantity import as_number, exact
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -74,6 +75,16 @@ def amount(quantity: object) -> float | None:
         return None
     try:
         return as_number(quantity)
+    except ValueError:
+        return None
+
+
+def exact_amount(quantity: object) -> Fraction | None:
+    """As `amount`, for what is added up and compared: three times 100m is 300m."""
+    if isinstance(quantity, bool):
+        return None
+    try:
+        return exact(str(quantity)) if isinstance(quantity, str | int | float) else None
     except ValueError:
         return None
 

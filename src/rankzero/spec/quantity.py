@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
 
-_SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3}
-_SUFFIXES |= {letter: 1e3 ** (power + 2) for power, letter in enumerate("MGTPE")}
-_SUFFIXES |= {f"{letter}i": 1024.0 ** (power + 1) for power, letter in enumerate("KMGTPE")}
+_SUFFIXES = {"": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000)}
+_SUFFIXES |= {letter: Fraction(1000 ** (power + 1)) for power, letter in enumerate("kMGTPE")}
+_SUFFIXES |= {f"{letter}i": Fraction(1024 ** (power + 1)) for power, letter in enumerate("KMGTPE")}
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE](?P<power>[+-]?[0-9]{1,2})|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?"
+)
+
+
+def exact(quantity: str) -> Fraction:
+    """The plain number: cores, bytes or pieces, so that sums are what they are on the cluster. Raises ValueError where
+    it is not a quantity."""
+    match = _QUANTITY.fullmatch(quantity.strip())
+    if match is None:
+        raise ValueError(f"not a quantity: {quantity!r}")
+    return Fraction(match["number"]) * Fraction(10) ** int(match["power"] or 0) * _SUFFIXES[match["suffix"] or ""]
 
 
 def as_number(quantity: str) -> float:
-    """The plain number: cores, bytes or pieces. Raises ValueError where it is not a quantity."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(m|k|[MGTPE]|[KMGTPE]i)?", quantity.strip())
-    if match is None:
-        raise ValueError(f"not a quantity: {quantity!r}")
-    return float(match[1]) * _SUFFIXES[match[2] or ""]
+    """As `exact`, for what is shown or divided."""
+    number = exact(quantity)
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def as_bytes(quantity: str) -> int:
     """Whole bytes of a quantity of memory."""
-    return int(as_number(quantity))
+    return int(exact(quantity))
 
 
 def cores(value: float) -> str:

@@ -76,6 +76,14 @@ def test_every_pod_of_a_kind_is_counted(gpus: Place, kind: str) -> None:
     assert "4 pods of a run" in checks(gpus, 69)["nodes"]["what"]
 
 
+def test_an_elastic_run_waits_for_its_fewest_pods_alone(gpus: Place) -> None:
+    elastic = "num_nodes: 8\nkind: pytorchjob\nmin_nodes: "
+    Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"{elastic}3"), encoding="utf-8")
+    assert checks(gpus, 0)["nodes"]["state"] == "look"
+    Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"{elastic}4"), encoding="utf-8")
+    assert checks(gpus, 69)["nodes"]["state"] == "wrong"
+
+
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 ZONE = {"key": "zone", "operator": "In", "values": ["nowhere"]}
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}

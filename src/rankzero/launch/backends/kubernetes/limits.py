@@ -6,11 +6,12 @@ Whoever makes the pods is refused them, long after the object that trains was ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from rankzero.launch.backends.kubernetes.needs import amounts_of
 from rankzero.launch.labels import Manifest
-from rankzero.launch.untyped_json import amount, at, maps, text, words
+from rankzero.launch.untyped_json import at, exact_amount, maps, text, words
 
 
 def exceeded(ranges: Sequence[Manifest], pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -31,7 +32,7 @@ def defaulted(ranges: Sequence[Manifest], counted: str) -> bool:
     return any(name in at(one, part) or name in at(one, "default") for one in limits)
 
 
-def _asking(pod: Mapping[str, Any], kind: str) -> Iterator[tuple[str, list[dict[str, float]]]]:
+def _asking(pod: Mapping[str, Any], kind: str) -> Iterator[tuple[str, list[dict[str, Fraction]]]]:
     """Who a limit is for, with its requests and its limits."""
     if kind == "Pod":
         yield "a pod", [amounts_of(pod, "requests"), amounts_of(pod, "limits")]
@@ -41,14 +42,14 @@ def _asking(pod: Mapping[str, Any], kind: str) -> Iterator[tuple[str, list[dict[
             yield f"container {text(one, 'name')}", [amounts_of(alone, "requests"), amounts_of(alone, "limits")]
 
 
-def _beyond(limit: Mapping[str, Any], asked: Sequence[Mapping[str, float]]) -> Iterator[str]:
+def _beyond(limit: Mapping[str, Any], asked: Sequence[Mapping[str, Fraction]]) -> Iterator[str]:
     for name, most in words(at(limit, "max")).items():
-        bound = amount(most)
+        bound = exact_amount(most)
         many = max((one[name] for one in asked if name in one), default=None)
         if bound is not None and many is not None and many > bound:
-            yield f"{many:g} {name}, and {most} is the most"
+            yield f"{float(many):g} {name}, and {most} is the most"
     for name, least in words(at(limit, "min")).items():
-        bound = amount(least)
+        bound = exact_amount(least)
         many = min((one[name] for one in asked if name in one), default=None)
         if bound is not None and many is not None and many < bound:
-            yield f"{many:g} {name}, and {least} is the least"
+            yield f"{float(many):g} {name}, and {least} is the least"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from rankzero.launch.backends.kubernetes.resources import CLAIM, is_preparation, is_training, label
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import QUEUE, QUEUE_PRIORITY, Manifest
-from rankzero.launch.untyped_json import amount, at, maps, text, words
+from rankzero.launch.untyped_json import at, exact_amount, maps, text, whole, words
 
 _SAYABLE = frozenset({"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"})
 
@@ -36,9 +37,13 @@ class Needs:
     """Storage class by the claim that is to be made with it; empty: the cluster's default."""
     pods: int = 0
     """How many train."""
-    amounts: dict[str, float] = field(default_factory=dict)
+    fewest: int = 0
+    """With how few of them it trains."""
+    amounts: dict[str, Fraction] = field(default_factory=dict)
     """What the pods that train take of a ResourceQuota, all together: requests.cpu, limits.memory, pods … Or what the
     preparation takes, which goes before them, where that is more."""
+    least: dict[str, Fraction] = field(default_factory=dict)
+    """The same with as few pods as it trains with."""
     specs: list[Mapping[str, Any]] = field(default_factory=list)
     """Of all pods."""
     unsaid: frozenset[str] = frozenset()
@@ -49,19 +54,24 @@ def needs_of(objects: Sequence[Manifest]) -> Needs:
     """Everything that is to be there before the first of the objects is applied."""
     found = Needs()
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    first: dict[str, float] = {}
+    first: dict[str, Fraction] = {}
+    fewest: int | None = None
     for one in objects:
         if one["kind"] == CLAIM.kind:
             found.storage_classes[one["metadata"]["name"]] = text(one, "spec", "storageClassName")
         if is_training(one) and not is_preparation(one):
             found.queue, found.queue_priority = label(one, QUEUE), label(one, QUEUE_PRIORITY)
+            kind = kind_of(one)
+            fewest = whole(one, *kind.fewest_nodes) if kind is not None and kind.fewest_nodes else None
         for pod, count in pod_specs(one):
             _add_pod(found, pod, made)
             found.specs.append(pod)
             found.pods += 0 if is_preparation(one) else count
             _add_amounts(first if is_preparation(one) else found.amounts, pod, count)
-    for name, asked in first.items():
-        found.amounts[name] = max(asked, found.amounts.get(name, 0.0))
+    found.fewest = min(found.pods, fewest) if fewest else found.pods
+    found.least = {name: asked * found.fewest / max(1, found.pods) for name, asked in found.amounts.items()}
+    for amounts in (found.amounts, found.least):
+        amounts |= {name: max(asked, amounts.get(name, Fraction())) for name, asked in first.items()}
     return found
 
 
@@ -114,20 +124,20 @@ def _patched_secrets(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield text(reference, key), who
 
 
-def _add_amounts(amounts: dict[str, float], pod: Mapping[str, Any], count: int) -> None:
-    amounts["pods"] = amounts.get("pods", 0.0) + count
+def _add_amounts(amounts: dict[str, Fraction], pod: Mapping[str, Any], count: int) -> None:
+    amounts["pods"] = amounts.get("pods", Fraction()) + count
     for kind in ("requests", "limits"):
         for name, asked in amounts_of(pod, kind).items():
-            amounts[f"{kind}.{name}"] = amounts.get(f"{kind}.{name}", 0.0) + count * asked
+            amounts[f"{kind}.{name}"] = amounts.get(f"{kind}.{name}", Fraction()) + count * asked
 
 
-def amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, float]:
+def amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, Fraction]:
     """Of all containers of a pod together: its `requests` or its `limits`."""
-    total: dict[str, float] = {}
+    total: dict[str, Fraction] = {}
     for container in maps(pod, "containers"):
         own = words(at(container, "resources", kind))
         if kind == "requests":  # what has a limit and no request asks for its limit
             own = {**words(at(container, "resources", "limits")), **own}
         for name, asked in own.items():
-            total[name] = total.get(name, 0.0) + (amount(asked) or 0.0)
+            total[name] = total.get(name, Fraction()) + (exact_amount(asked) or 0)
     return total

@@ -26,7 +26,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import conditions_of
 from rankzero.launch.resource import Resource
 from rankzero.launch.survey import Doubt
-from rankzero.launch.untyped_json import amount, at, text, words
+from rankzero.launch.untyped_json import at, exact_amount, text, words
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
@@ -153,18 +153,25 @@ class Preflight:
             where = f"ResourceQuota/{quota['metadata']['name']}"
             for name, most in sorted(hard.items()):
                 counted = name if "." in name or name == "pods" else f"requests.{name}"  # `cpu` is requests.cpu
-                asked = self.needs.amounts.get(counted, 0.0)
-                grant, taken = amount(most) or 0.0, 0.0 if self.replaces else amount(used.get(name)) or 0.0
+                grant, taken = exact_amount(most), 0 if self.replaces else exact_amount(used.get(name)) or 0
+                asked, least = self.needs.amounts.get(counted, 0), self.needs.least.get(counted, 0)
                 if counted in self.needs.unsaid and ranges is not None and not defaulted(ranges, counted):
                     hint = f"set resources.{counted.removeprefix('requests.')} in cluster.yaml"
                     yield Problem(f"it counts {name}, so every pod has to say its {counted}", where, hint)
-                elif asked > grant:
+                elif grant is None:
+                    continue  # a form of quantities that we do not read
+                elif least > grant:
                     hint = "ask for less in cluster.yaml (num_nodes, resources), or for more quota"
-                    yield Problem(f"the run asks for {asked:g} of {name}, and {most} is all there is", where, hint)
+                    what = f"the run asks for {float(least):g} of {name}, and {most} is all there is"
+                    yield Problem(what, where, hint)
                 elif asked and asked + taken > grant:
-                    what = f"{where}: {used.get(name)} of {most} {name} are taken; pods wait until {asked:g} are free"
+                    waits = bool(least and least + taken > grant)
+                    free = f"pods wait until {float(least if waits else asked):g} are free"
+                    what = (
+                        f"{where}: {used.get(name, '0')} of {most} {name} are taken; {'' if waits else 'some '}{free}"
+                    )
                     fix = "wait until others end, or ask for less (num_nodes, resources)"
-                    self.doubts.append(Doubt("quota", what, fix, waits=True))
+                    self.doubts.append(Doubt("quota", what, fix, waits=waits))
 
     def _read(self, resource: Resource, name: str) -> Manifest | None:
         try:

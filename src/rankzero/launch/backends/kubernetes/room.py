@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from rankzero.launch.backends.kubernetes.needs import amounts_of
@@ -13,7 +14,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.refusals import field_of
 from rankzero.launch.survey import Doubt
-from rankzero.launch.untyped_json import amount, at, maps, text, whole
+from rankzero.launch.untyped_json import amount, at, exact_amount, maps, text, whole
 from rankzero.wording import counted, listed
 
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -32,8 +33,8 @@ class Room:
     doubt: Doubt | None
 
 
-def room_for(pod: Mapping[str, Any], count: int, nodes: Sequence[Manifest]) -> Room:
-    """For `count` pods of a spec."""
+def room_for(pod: Mapping[str, Any], count: int, fewest: int, nodes: Sequence[Manifest]) -> Room:
+    """For `count` pods of a spec, of which `fewest` are enough to train."""
     asked, plain, hosts = amounts_of(pod, "requests"), parse_pod({"spec": pod}), hosts_of(nodes)
     kept_off = [_obstacle(host, plain) for host in hosts]
     open_ = [host for host, obstacle in zip(hosts, kept_off, strict=True) if not obstacle]
@@ -45,7 +46,7 @@ def room_for(pod: Mapping[str, Any], count: int, nodes: Sequence[Manifest]) -> R
     whys, fixes = _reasons(plain, asked, kept_off, open_)
     if not having and whys:
         short = f"; pods would wait: {'; '.join(whys)}"
-    waits = _places(pod, asked, fitting, count) < count
+    waits = _places(pod, asked, fitting, count) < fewest
     doubt = None
     if waits or len(having) < count:
         more = "" if having or not whys else f": {'; '.join(whys)}"
@@ -66,13 +67,13 @@ def _obstacle(host: Host, pod: Pod) -> str:
     return "affinity" if outside(host, pod) else ", ".join(untolerated(host, pod))
 
 
-def _lacks(host: Host, name: str, asked: float) -> bool:
-    has = amount(host.allocatable.get(name))
+def _lacks(host: Host, name: str, asked: Fraction) -> bool:
+    has = exact_amount(host.allocatable.get(name))
     return asked > (has or 0) and not (has is None and name in _EVERYWHERE)
 
 
 def _reasons(
-    pod: Pod, asked: Mapping[str, float], kept_off: Sequence[str], open_: Sequence[Host]
+    pod: Pod, asked: Mapping[str, Fraction], kept_off: Sequence[str], open_: Sequence[Host]
 ) -> tuple[list[str], list[str]]:
     """Why nodes take no pod, and what could be done about each."""
     wanted = listed(f"{key}={value}" for key, value in pod.selector.items())
@@ -96,7 +97,7 @@ def _reasons(
     return whys, list(dict.fromkeys(fixes)) or ["ask for less (nproc_per_node, num_nodes)"]
 
 
-def _places(pod: Mapping[str, Any], asked: Mapping[str, float], hosts: Sequence[Host], count: int) -> int:
+def _places(pod: Mapping[str, Any], asked: Mapping[str, Fraction], hosts: Sequence[Host], count: int) -> int:
     """How many of the pods have room at once, several on a node where they may be."""
     apart = list(maps(at(pod, "affinity", "podAntiAffinity"), "requiredDuringSchedulingIgnoredDuringExecution"))
     if apart:
@@ -104,27 +105,27 @@ def _places(pod: Mapping[str, Any], asked: Mapping[str, float], hosts: Sequence[
     return sum(_beside_each_other(host, asked, count) for host in hosts)
 
 
-def _beside_each_other(host: Host, asked: Mapping[str, float], count: int) -> int:
-    known = ((amount(host.allocatable.get(name)), many) for name, many in asked.items() if many)
+def _beside_each_other(host: Host, asked: Mapping[str, Fraction], count: int) -> int:
+    known = ((exact_amount(host.allocatable.get(name)), many) for name, many in asked.items() if many)
     return min((int(has // many) for has, many in known if has is not None), default=count)
 
 
-def _wanted(asked: Mapping[str, float]) -> str:
-    devices = listed(f"{many:g} {name}" for name, many in asked.items() if "/" in name)
+def _wanted(asked: Mapping[str, Fraction]) -> str:
+    devices = listed(f"{float(many):g} {name}" for name, many in asked.items() if "/" in name)
     return f"with {devices}" if devices else "may be used, no GPU is needed"
 
 
-def _gpu(asked: Mapping[str, float]) -> str:
+def _gpu(asked: Mapping[str, Fraction]) -> str:
     """The name of the devices that train, whatever the site calls them; empty where none are asked for."""
     return next((name for name in asked if "/" in name and field_of(name) == "nproc_per_node"), "")
 
 
-def _in_words(node: Manifest, asked: Mapping[str, float]) -> str:
+def _in_words(node: Manifest, asked: Mapping[str, Fraction]) -> str:
     size = whole(node, "metadata", "labels", MEMORY)
     memory = f" of {(size << 20) / 1e9:.0f} GB" if size else ""
     has = amount(at(node, "status", "allocatable").get(_gpu(asked))) or 0
     return f"{has:g} × {text(node, 'metadata', 'labels', PRODUCT) or 'GPU'}{memory}"
 
 
-def _quantity(name: str, many: float) -> str:
-    return readable(name, str(int(many))) if many == int(many) else f"{many:g}"
+def _quantity(name: str, many: Fraction) -> str:
+    return readable(name, str(int(many))) if many == int(many) else f"{float(many):g}"

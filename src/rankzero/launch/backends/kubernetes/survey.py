@@ -107,7 +107,7 @@ class Surveyor:
         every = self._list(NODE)
         if every is None:
             return [], "may not be read"
-        room = room_for(_training_pod(self.objects), needs.pods, every)
+        room = room_for(_training_pod(self.objects), needs.pods, needs.fewest, every)
         if room.doubt is not None:
             self._doubts.append(room.doubt)
         return room.nodes, room.says

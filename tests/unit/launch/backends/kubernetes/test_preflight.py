@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
+from rankzero.launch.survey import Doubt
 from tests.support.fake_cluster import FakeCluster
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
@@ -112,6 +113,9 @@ class TestQuota:
     def quota(self, bench: Bench, hard: dict[str, str], **used: str) -> None:
         put(bench.cluster, "ResourceQuota", "q", spec={"hard": hard}, status={"hard": hard, "used": used})
 
+    def doubts(self, bench: Bench, run: dict[str, Any]) -> list[Doubt]:
+        return [one for one in bench.backend().survey(objects(**run)).doubts if one.name == "quota"]
+
     @pytest.mark.parametrize(
         ("name", "most"),
         [("requests.nvidia.com/gpu", "3"), ("cpu", "15"), ("limits.memory", "63Gi"), ("pods", "1")],
@@ -134,6 +138,27 @@ class TestQuota:
         self.quota(bench, {"requests.nvidia.com/gpu": "4", "requests.cpu": "16", "limits.memory": "64Gi", "pods": "2"})
         bench.submit(objects(**self.RUN))
         assert not bench.heard("ResourceQuota")
+
+    @pytest.mark.parametrize(
+        ("name", "most"), [("cpu", "300m"), ("memory", "1e12"), ("cpu", "300000u"), ("memory", "one"), ("cpu", "0.3")]
+    )
+    def test_enough_however_it_is_written(self, bench: Bench, name: str, most: str) -> None:
+        """Three times 0.1 is 0.3; what cannot be read refuses nothing."""
+        self.quota(bench, {name: most})
+        bench.submit(objects(num_nodes=3, gpu=False, resources={"cpu": 0.1, "memory": "1Gi"}))
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+
+    def test_an_elastic_run_needs_its_fewest_pods_alone(self, bench: Bench) -> None:
+        run = {**self.RUN, "kind": "pytorchjob", "num_nodes": 4, "min_nodes": 1}
+        self.quota(bench, {"requests.nvidia.com/gpu": "1"})
+        missing = refused(bench, **run)
+        assert missing["ResourceQuota/q"].startswith("the run asks for 2 of requests.nvidia.com/gpu, and 1 is all")
+        self.quota(bench, {"requests.nvidia.com/gpu": "6"}, **{"requests.nvidia.com/gpu": "4"})
+        (some,) = self.doubts(bench, run)
+        assert "4 of 6 requests.nvidia.com/gpu are taken; some pods wait until 8 are free" in some.what
+        assert not some.waits
+        self.quota(bench, {"requests.nvidia.com/gpu": "6"}, **{"requests.nvidia.com/gpu": "5"})
+        assert [one.waits for one in self.doubts(bench, run)] == [True]
 
     def test_what_others_have_taken_is_waited_for(self, bench: Bench) -> None:
         self.quota(bench, {"requests.nvidia.com/gpu": "6"}, **{"requests.nvidia.com/gpu": "4"})
