@@ -10,6 +10,9 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 if TYPE_CHECKING:
     from rankzero.doctor.finding import Finding
 
+NAME = "rankzero-doctor"
+"""Of the objects that are shown and never applied: of no smoke test, which may be under way and then be left alone."""
+
 
 def cluster_findings(cluster: str) -> Iterator[Finding]:
     """What there is for the pods of a cluster.yaml (or a profile's name). Raises ConfigError for what is wrong in it,
@@ -22,13 +25,13 @@ def cluster_findings(cluster: str) -> Iterator[Finding]:
     from rankzero.spec.run_options import SmokeSettings
     from rankzero.wording import counted
 
-    plan = smoke_plan(SmokeSettings(), cluster)
+    plan = smoke_plan(SmokeSettings(), cluster, name=NAME)
     place = plan.cluster
     each = counted(place.nproc_per_node, "GPU" if place.gpu else "process", None if place.gpu else "processes")
     pods = f"{counted(place.num_nodes, 'pod')} with {each}"
     yield ok("cluster.yaml", f"{pods}, as {plan.kind} in namespace {place.namespace}")
     try:
-        survey = open_backend(place).survey(render(plan), replace=True)
+        survey = open_backend(place).survey(render(plan))
     except (ServiceError, AccessError, ConfigError) as error:
         yield from of_error("api", error)
         return

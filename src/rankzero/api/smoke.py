@@ -46,6 +46,7 @@ def smoke_plan(
     kind: str | None = None,
     *,
     submitter: str = "",
+    name: str = NAME,
 ) -> Plan:
     """The plan of a smoke test on a cluster: everything as a run has it there, but nothing is prepared or downloaded,
     and a failure is not tried again. Raises ConfigError with all problems, or UsageError."""
@@ -55,17 +56,17 @@ def smoke_plan(
 
     place, of_cluster = found_cluster(cluster, [*cluster_settings, "prepare=never", "max_restarts=0"], kind)
     options, where = RunOptions(smoke=settings), written(cluster=of_cluster)
-    return make_plan(smoke_carrier("runs"), place, options=options, submitter=submitter, where=where)
+    return make_plan(smoke_carrier("runs", name), place, options=options, submitter=submitter, where=where)
 
 
-def smoke_carrier(output_dir: str) -> RunSpec:
+def smoke_carrier(output_dir: str, name: str = NAME) -> RunSpec:
     """What launchers need of a run: its name, its place, its time limits. Model and rows are never looked at."""
     from rankzero.spec.resolve import resolve
     from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, TrainSpec
 
     return resolve(
         RunSpec(
-            name=NAME,
+            name=name,
             model=ModelSpec(name="a small classifier"),
             data=DataSpec(train="made-up rows"),
             train=TrainSpec(collective_timeout_seconds=WAIT_SECONDS),

@@ -13,7 +13,10 @@ def of_survey(survey: Survey) -> Iterator[Finding]:
     """A line for each thing that there is, then one for each that is missing or doubtful."""
     doubtful = {doubt.name for doubt in survey.doubts}
     for name, what in survey.has:
-        if name not in doubtful and not (name == "rights" and survey.refused is not None):
+        if name in survey.lacking:
+            code = ExitCode.CONFIG if survey.refused is None else survey.refused.exit_code
+            yield wrong(name, what, "as `rights` says", code)
+        elif name not in doubtful and not (name == "rights" and survey.refused is not None):
             yield ok(name, what)
     for doubt in survey.doubts:
         if doubt.waits:

@@ -77,8 +77,9 @@ class Backend(Protocol):
         Raises before anything is applied where one would be refused; an error after that names what was applied.
         """
 
-    def survey(self, objects: Sequence[Manifest], *, replace: bool = False) -> Survey:
-        """What the place has for these objects, and why `submit` would refuse them, if it would. Applies nothing."""
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
+        """What the place has for these objects, and why `submit` without `replace` would refuse them, if it
+        would. Applies nothing."""
 
     def runs(self) -> list[Evidence]:
         """All runs, cheaply: their objects and pods, no events, nodes or logs."""

@@ -33,6 +33,8 @@ class Survey:
     refused: RankzeroError | None = None
     """Every reason why a submit would be refused."""
     doubts: tuple[Doubt, ...] = ()
+    lacking: frozenset[str] = frozenset()
+    """Names in `has` of what is not as the run needs it; `refused` says more."""
 
     def redacted(self, redact: Callable[[str], str]) -> Survey:
         """The same without secrets; the error is whoever's who shows it."""

@@ -169,6 +169,31 @@ def test_a_claim_that_nothing_makes_a_volume_for(gpus: Place) -> None:
     assert checks(gpus, 0)["storage"]["state"] == "look"
 
 
+def test_beside_a_smoke_test_that_is_under_way_everything_is_judged(gpus: Place) -> None:
+    """Its objects are left alone by a submit, which then judges nothing."""
+    assert gpus("submit run.yaml --detach name=rankzero-smoke").code == 0
+    gpus.cluster.requests.clear()
+    gpus.cluster.forbidden |= {("patch", "jobs")}
+    gpus.cluster.store.drop("secrets", "hf-token")
+    found = checks(gpus, 77)
+    assert found["secrets"]["state"] == found["rights"]["state"] == "wrong"
+    assert found["secrets"]["what"] == "hf-token not found"
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "said"),
+    [
+        ("image_pull_secrets: [registry]", "secrets", "hf-token there; registry not found"),
+        ("pod_patch: {volumes: [{name: v, persistentVolumeClaim: {claimName: more}}]}", "storage", "more is not there"),
+        ("queue: {name: team}", "queue", "no Kueue"),
+    ],
+)
+def test_what_is_not_there_is_not_ok(gpus: Place, more: str, line: str, said: str) -> None:
+    Path("cluster.yaml").write_text(f"{CLUSTER}{more}\n", encoding="utf-8")
+    found = checks(gpus, 78)[line]
+    assert found["state"] == "wrong" and said in found["what"]
+
+
 def test_what_the_server_warns_of(gpus: Place) -> None:
     """Pod Security judges a Job's pods by a warning alone."""
     why = 'would violate PodSecurity "restricted:latest": hostPath volumes (volume "outputs")'
@@ -177,7 +202,7 @@ def test_what_the_server_warns_of(gpus: Place) -> None:
     assert found["state"] == "look" and "Pod Security restricted:latest forbids hostPath volumes" in found["what"]
     assert "storage.<name>.claim" in found["fix"]
     gpus.cluster.writes.warnings |= {"Job": "batch/v1 Job is old"}
-    assert "Job/rankzero-smoke: the server warns: batch/v1 Job is old" in checks(gpus, 0)["rights"]["what"]
+    assert "Job/rankzero-doctor: the server warns: batch/v1 Job is old" in checks(gpus, 0)["rights"]["what"]
     assert "the server warns: batch/v1 Job is old" in gpus("submit run.yaml --detach").err
 
 

@@ -75,14 +75,13 @@ class DockerBackend:
         told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpus=self._gpus, replaces=replace)
         self._told |= {told} if told else set()
 
-    def survey(self, objects: Sequence[Manifest], *, replace: bool = False) -> Survey:
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
         """This machine's GPUs and memory, and whether its daemon would take the run."""
         refused: RankzeroError | None = None
         try:
             request = docker_submit.read(objects)
             docker_submit.judge(self._docker, request, env=self._env, gpus=self._gpus)
-            if not replace:
-                docker_submit.require_free(self._docker, request)
+            docker_submit.require_free(self._docker, request)
         except ServiceError:
             raise
         except RankzeroError as error:

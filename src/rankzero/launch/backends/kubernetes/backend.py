@@ -53,10 +53,10 @@ class KubernetesBackend:
         with self._spoken():
             Submission(self._api, self._discovery, objects, say, wait=self._wait, replaces=replace).run()
 
-    def survey(self, objects: Sequence[Manifest], *, replace: bool = False) -> Survey:
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
         """What the cluster has for these objects, and whether it would take them."""
         with self._spoken():
-            return Surveyor(self._api, self._discovery, objects, replaces=replace).look()
+            return Surveyor(self._api, self._discovery, objects).look()
 
     def runs(self) -> list[Evidence]:
         """All runs of the namespace."""

@@ -41,10 +41,9 @@ class Surveyor:
     api: Api
     discovery: Discovery
     objects: Sequence[Manifest]
-    replaces: bool = False
-    """Whether a run of the same name that is under way with another spec may be ended."""
     _said: list[str] = field(default_factory=list)
     _doubts: list[Doubt] = field(default_factory=list)
+    _lacking: set[str] = field(default_factory=set)
     _forbidden: set[tuple[Resource, str]] = field(default_factory=set)
 
     def look(self) -> Survey:
@@ -68,7 +67,9 @@ class Surveyor:
         if self._said:
             has.append(("besides", "; ".join(dict.fromkeys(self._said))))
         gpu_bytes = min(sizes) << 20 if sizes else 0
-        return Survey(tuple(has), listed(sorted(products)), gpu_bytes, refused, tuple(self._doubts))
+        return Survey(
+            tuple(has), listed(sorted(products)), gpu_bytes, refused, tuple(self._doubts), frozenset(self._lacking)
+        )
 
     def _server(self) -> str:
         """Which it is, and in which version where that may be read."""
@@ -87,7 +88,7 @@ class Surveyor:
         return f"{listed(sorted(served))} served{f'; not {listed(absent)}' if absent else ''}"
 
     def _judged(self) -> RankzeroError | None:
-        submission = Submission(self.api, self.discovery, self.objects, self._said.append, replaces=self.replaces)
+        submission = Submission(self.api, self.discovery, self.objects, self._said.append)
         try:
             submission.judge()
         except RankzeroError as error:
@@ -138,8 +139,12 @@ class Surveyor:
             if there is None and (CLAIM, name) in self._forbidden:
                 yield f"claim {name} may not be read"
                 continue
+            if there is None and name in needs.storage_classes:
+                yield f"claim {name} would be made"
+                continue
             if there is None:
-                yield f"claim {name} {'would be made' if name in needs.storage_classes else 'is not there'}"
+                self._lacking.add("storage")
+                yield f"claim {name} is not there"
                 continue
             size = text(there, "status", "capacity", "storage") or text(
                 there, "spec", "resources", "requests", "storage"
@@ -159,14 +164,19 @@ class Surveyor:
         there = [name for name in wanted if self._read(SECRET, name) is not None]
         unknown = [name for name in wanted if (SECRET, name) in self._forbidden]
         missing = [name for name in wanted if name not in (*there, *unknown)]
+        if {*missing} - {*needs.patched_secrets}:  # of those it is only doubtful
+            self._lacking.add("secrets")
         parts = ((there, "there"), (missing, "not found"), (unknown, "may not be read"))
         return "; ".join(f"{listed(names)} {how}" for names, how in parts if names)
 
     def _queue(self, needs: Needs) -> str:
         kinds = self.discovery.queues()
+        every = None if kinds is None else self._list(kinds[0])
+        names = sorted(str(one["metadata"]["name"]) for one in every or ())
+        if needs.queue and needs.queue not in names and (kinds is None or every is not None):
+            self._lacking.add("queue")
         if kinds is None:
             return "no Kueue: nothing counts runs"
-        names = sorted(str(one["metadata"]["name"]) for one in self._list(kinds[0]) or ())
         asked = f"asked for: {needs.queue}" if needs.queue else "none asked for"
         return f"{asked}; in this namespace: {listed(names) if names else 'none'}"
 

@@ -82,15 +82,14 @@ class SlurmBackend:
         """Refused: hosts are no pods, and whoever has a job there has `srun` for it."""
         raise ConfigError("a Slurm job has no pods", where=f"pod {pod}", hint="srun --jobid=JOB --overlap COMMAND")
 
-    def survey(self, objects: Sequence[Manifest], *, replace: bool = False) -> Survey:
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
         """The partitions, and whether sbatch would take the script now."""
         refused: RankzeroError | None = None
         asked = ("sinfo", "--noheader", "--format=%P: %D nodes of %c CPUs, %m MiB, %G (%T)")
         has = [("nodes", "; ".join(self._slurm.call(*asked).split("\n")).strip("; "))]
         try:
             request = slurm_submit.read(objects)
-            if not replace:
-                slurm_submit.require_free(self._slurm, request)
+            slurm_submit.require_free(self._slurm, request)
             given = slurm_submit.environments(request, self._env)
             for script, env in ((request.preparation, given.preparation), (request.script, given.run)):
                 if script:

@@ -60,7 +60,6 @@ def test_runs_lists_every_run_once(daemon: Daemon, submit: Submit, backend: Dock
 def test_a_survey_says_that_another_spec_s_run_is_up(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
     submit()
     assert isinstance(backend.survey(objects(pod(0))).refused, AlreadyRunsError)
-    assert backend.survey(objects(pod(0)), replace=True).refused is None
     assert backend.survey(objects(pod(0), pod(1))).refused is None
 
 

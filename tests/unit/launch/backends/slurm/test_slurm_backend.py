@@ -638,7 +638,6 @@ def test_a_survey_says_that_another_spec_s_run_is_under_way(site: Site) -> None:
     site.submit()
     refused = site.backend.survey(site.objects("max_restarts=9")).refused
     assert isinstance(refused, AlreadyRunsError) and site.backend.survey(site.objects()).refused is None
-    assert site.backend.survey(site.objects("max_restarts=9"), replace=True).refused is None
 
 
 def test_results_are_read_where_they_lie_also_where_containers_see_them_elsewhere(site: Site) -> None:
