@@ -39,7 +39,7 @@ class Request:
     @property
     def changes(self) -> bool:
         """Whether it was to change anything."""
-        return self.method != "GET" and "dryRun" not in self.path
+        return self.method != "GET" and "dryRun" not in self.path and "accessreviews" not in self.path
 
 
 @dataclass
@@ -51,6 +51,8 @@ class FakeCluster:
     faults: list[Fault] = field(default_factory=list)
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """(verb, plural) that roles do not permit."""
+    reviews: bool = True
+    """Everybody may ask what they may do."""
     requests: list[Request] = field(default_factory=list)
     documents: dict[str, Object] = field(default_factory=dict)
     faults_of_its_own: list[str] = field(default_factory=list)

@@ -308,8 +308,19 @@ class Handler(BaseHTTPRequestHandler):
 
     # writing
 
+    def _review(self) -> None:
+        """Whether the one who asks may do something; nothing changes by it."""
+        cluster = self.server.cluster
+        if not cluster.reviews:
+            raise RefusedError(403, "Forbidden", "selfsubjectaccessreviews is forbidden")
+        asked = json.loads(self.body)["spec"]["resourceAttributes"]
+        resource = "/".join(filter(None, (asked["resource"], asked["subresource"])))
+        self._json(201, {"status": {"allowed": (asked["verb"], resource) not in cluster.forbidden}})
+
     def _write(self) -> None:
         cluster = self.server.cluster
+        if self.parts[-1] == "selfsubjectaccessreviews":
+            return self._review()
         plural, namespace, name, _ = self._address()
         body: Object = json.loads(self.body) if self.body else {}
         with cluster.store.news:

@@ -242,6 +242,17 @@ def test_without_rights(gpus: Place) -> None:
     assert found["secrets"]["what"] == "hf-token may not be read"
 
 
+def test_rights_that_later_commands_use(gpus: Place) -> None:
+    gpus.cluster.forbidden |= {("delete", "jobs"), ("watch", "pods"), ("get", "pods/log")}
+    done = gpus("doctor --cluster cluster.yaml")
+    assert done.code == 0 and gpus.cluster.changes() == []
+    for words in ("delete jobs.batch", "watch pods", "get pods/log"):
+        assert f"look   rights           not permitted to {words} in namespace train" in done.out
+    assert 'the rule {apiGroups: ["batch"], resources: [jobs], verbs: [delete]}' in done.out
+    gpus.cluster.reviews = False
+    assert checks(gpus, 0)["rights"]["state"] == "ok"
+
+
 def test_nobody_answers(gpus: Place) -> None:
     gpus.cluster.die()
     found = checks(gpus, 69)

@@ -26,6 +26,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     is_preparation,
     name_of,
 )
+from rankzero.launch.backends.kubernetes.rights import missing_rights
 from rankzero.launch.backends.kubernetes.room import MEMORY, PRODUCT, room_for
 from rankzero.launch.labels import Manifest
 from rankzero.launch.resource import Resource
@@ -51,6 +52,7 @@ class Surveyor:
         needs = needs_of(self.objects)
         fitting, nodes = self._nodes(needs)
         refused = self._judged()
+        self._doubts += missing_rights(self.api, self.objects)
         sizes = [size for node in fitting if (size := whole(node, "metadata", "labels", MEMORY))]
         products = {text(node, "metadata", "labels", PRODUCT) for node in fitting} - {""}
         has = [

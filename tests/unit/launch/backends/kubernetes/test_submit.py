@@ -10,6 +10,7 @@ import yaml
 
 from rankzero.errors import AccessError, ConfigError, ServiceError, StoppedError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
+from rankzero.launch.backends.kubernetes.rights import used
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 from rankzero.launch.status import run_status
@@ -830,6 +831,13 @@ def test_the_rights_that_the_page_asks_for_are_enough(bench: Bench) -> None:
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for plural in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {(*about, verb) for about, verbs in used(objects()).items() for verb in verbs} == {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
         for verb in rule["verbs"]
     }
     for plural, (api, _) in SERVED.items():
