@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from rankzero.errors import INTERRUPTED, RankzeroError, UsageError
 from rankzero.spec.run_options import SmokeSettings
 
 if TYPE_CHECKING:
+    from rankzero.launch.backend import Backend
     from rankzero.launch.plan import Plan
 
 _DEFAULTS = SmokeSettings()
@@ -143,15 +145,34 @@ def _there(plan: Plan, cluster: str, *, dry_run: bool, as_json: bool) -> None:
         print_objects(objects, as_json=as_json)
         return
     backend = open_backend(plan.cluster, say=say)
+    delete = f"rankzero delete {plan.name} --cluster {shlex.quote(cluster)}"
+    applied = False
     try:
         apply(backend, objects, plan)
+        applied = True
         follow(backend, plan.name)
+        code = conclude(backend, plan.name, as_json=as_json)
     except KeyboardInterrupt:
-        say(f"\nit goes on; rankzero delete {plan.name} --cluster {shlex.quote(cluster)} ends it")
+        say(f"\nit goes on; {delete} ends it")
         raise typer.Exit(INTERRUPTED) from None
-    code = conclude(backend, plan.name, as_json=as_json)
+    except Exception:
+        if applied:
+            say(f"{plan.name} goes on, and keeps its GPUs until it has ended; {delete} removes it")
+        raise
     if code == 0:
-        backend.delete(plan.name, claims=False, say=say)
+        _clean_up(backend, plan.name, delete)
     else:
-        say(f"its pods stay to be looked at; rankzero delete {plan.name} --cluster {shlex.quote(cluster)} removes them")
+        say(f"its pods stay to be looked at; {delete} removes them")
     raise typer.Exit(code)
+
+
+def _clean_up(backend: Backend, run: str, command: str) -> None:
+    """The test is over and was good, whatever becomes of its objects."""
+    from rankzero.cli.cluster_option import say
+    from rankzero.cli.output import print_warning
+
+    try:
+        backend.delete(run, claims=False, say=say)
+    except RankzeroError as error:
+        for problem in error.problems:
+            print_warning(replace(problem, hint=problem.hint.replace("the same command", command)))

@@ -62,8 +62,9 @@ class Plan:
 
     @property
     def known_run_dir(self) -> str | None:
-        """The run directory. None with `resume: new`: only the pods know whether another setting has that one."""
-        return None if self.run.resume == "new" else self.run_dir
+        """The run directory. None with `resume: new`: only the pods know whether another setting has that one; and of a
+        smoke test, which leaves no results."""
+        return None if self.run.resume == "new" or self.settings.options.smoke is not None else self.run_dir
 
 
 def make_plan(

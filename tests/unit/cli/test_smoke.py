@@ -38,7 +38,7 @@ def test_the_same_objects_as_a_run(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"slurm"}))
 def test_every_kind(kind: str, place: Place) -> None:
-    """Pods of a smoke test are those of a run, whatever object they are part of."""
+    """Pods of a smoke test are those of a run, whatever object they are part of. It has no directory of results."""
     settings = ["prepare=never", "max_restarts=0"]
     smoke = render(smoke_plan(SmokeSettings(), "cluster.yaml", settings, kind))
     run = render(planned(read("run.yaml", for_pods=True), "cluster.yaml", settings, kind))
@@ -47,7 +47,8 @@ def test_every_kind(kind: str, place: Place) -> None:
         for one in objects:
             for name in ("run.yaml", "node.json"):
                 one.get("data", {}).pop(name, None)
-        texts.append(re.sub(r"[0-9a-f]{16,}", "HASH", json.dumps(objects)))
+        text = re.sub(r'"rankzero.dev/run-dir": "[^"]*", ', "", json.dumps(objects))
+        texts.append(re.sub(r"[0-9a-f]{16,}", "HASH", text))
     assert texts[0].replace("rankzero-smoke", "r") == texts[1]
 
 
@@ -71,6 +72,7 @@ def test_to_the_end_and_away(place: Place) -> None:
     done = place("smoke --cluster cluster.yaml")
     assert done.code == 0, done.err
     assert "[RESULT] all-reduce of 16 MiB" in done.err and done.out.startswith("Succeeded")
+    assert "finished" in done.out and "results" not in done.out, "it leaves none"
     assert place.cluster.names("jobs", "configmaps", "services") == []
     assert place.cluster.names("persistentvolumeclaims") == ["persistentvolumeclaims/outputs"]
 
@@ -83,6 +85,31 @@ def test_a_failure_stays_to_be_looked_at_and_has_its_code(place: Place) -> None:
     assert "weights are not those of rank 0" in json.loads(done.out)["verdict"]
     assert place.cluster.names("jobs") == ["jobs/rankzero-smoke"]
     assert "rankzero delete rankzero-smoke --cluster cluster.yaml" in done.err
+
+
+DELETE = "rankzero delete rankzero-smoke --cluster cluster.yaml"
+
+
+def test_what_goes_on_after_an_error_is_named(place: Place) -> None:
+    place.cluster.forbidden |= {("list", "pods"), ("watch", "pods"), ("get", "pods")}
+    done = place("smoke --cluster cluster.yaml")
+    assert done.code == 77 and "not permitted to list pods" in done.err
+    assert f"rankzero-smoke goes on, and keeps its GPUs until it has ended; {DELETE} removes it" in done.err
+    assert place.cluster.names("jobs") == ["jobs/rankzero-smoke"]
+
+
+def test_what_was_never_applied_does_not_go_on(place: Place) -> None:
+    place.cluster.forbidden |= {("patch", "jobs")}
+    done = place("smoke --cluster cluster.yaml")
+    assert done.code == 77 and "goes on" not in done.err
+
+
+def test_what_cannot_be_removed_after_a_success_is_a_warning(place: Place) -> None:
+    place.cluster.forbidden |= {("delete", "jobs")}
+    done = place("smoke --cluster cluster.yaml")
+    assert done.code == 0, done.err
+    assert "warning: Job/rankzero-smoke: me is not permitted to delete jobs" in done.err
+    assert f"{DELETE} removes the rest" in done.err
 
 
 def test_options_without_smoke_are_what_earlier_images_read() -> None:

@@ -42,7 +42,7 @@ def live(stop: StopWish) -> None:
         output.say(line)
     submission = Submission(os.environ)
     env = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}  # processes have no use for it
-    node, root, offset, stays = 0, Path(), 0, False
+    node, root, results, offset, stays = 0, Path(), Path(), 0, False
     attempts: Attempts | None = None
     error: RankzeroError | None = None
     try:
@@ -51,6 +51,7 @@ def live(stop: StopWish) -> None:
         offset, stays = settings.retry_exit_offset, settings.park
         spec = settled_there(spec, settings, output.say)
         root = Path(spec.output_dir) / str(spec.name)
+        results = Path() if settings.options.smoke is not None else root
         place = find_place(settings, os.environ, socket.gethostname())
         node = place.node
         marker = settings.prepared_marker
@@ -67,7 +68,7 @@ def live(stop: StopWish) -> None:
         error = known
     except Exception as unknown:  # the last frame: whatever it is, the pod's status must say it
         error = internal(unknown)
-    said = message(node, RunDir(root), error, redact)
+    said = message(node, RunDir(results), error, redact)
     write(said, os.environ)
     if error is not None:
         output.error(error)
