@@ -65,9 +65,14 @@ def smoke(
         from rankzero.cli.planning import warn_of_what_has_no_effect
 
         who = "" if dry_run else submitter()
-        plan = smoke_plan(settings, cluster, changes, kind, submitter=who)
-        warn_of_what_has_no_effect(plan)
-        _there(plan, cluster, dry_run=dry_run, as_json=as_json)
+        try:
+            plan = smoke_plan(settings, cluster, changes, kind, submitter=who)
+            warn_of_what_has_no_effect(plan)
+            _there(plan, cluster, dry_run=dry_run, as_json=as_json)
+        except RankzeroError as error:
+            if as_json:
+                _echo_refusal(error)
+            raise
 
 
 def _first_for_clusters(arguments: list[str] | None, kind: str | None) -> str:

@@ -100,8 +100,11 @@ def test_what_goes_on_after_an_error_is_named(place: Place) -> None:
 
 def test_what_was_never_applied_does_not_go_on(place: Place) -> None:
     place.cluster.forbidden |= {("patch", "jobs")}
-    done = place("smoke --cluster cluster.yaml")
+    done = place("smoke --cluster cluster.yaml --json")
     assert done.code == 77 and "goes on" not in done.err
+    outcome = json.loads(done.out)
+    assert outcome["ok"] is False and outcome["exit_code"] == 77
+    assert "not permitted to" in outcome["problems"][0]["what"] and outcome["problems"][0]["hint"]
 
 
 def test_what_cannot_be_removed_after_a_success_is_a_warning(place: Place) -> None:

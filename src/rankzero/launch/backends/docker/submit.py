@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -141,6 +143,7 @@ def judge(
     prepare, nodes = _containers(request, host, lambda: gpus(env))
     wanted = [*([prepare] if prepare else []), *nodes]
     _check_images(docker, wanted)
+    _check_directories(wanted, host)
     return prepare, nodes, _secrets(wanted, env)
 
 
@@ -189,6 +192,27 @@ def _check_images(docker: Docker, wanted: Sequence[Container]) -> None:
             )
             for image in missing
         )
+
+
+def _check_directories(wanted: Sequence[Container], host: Host) -> None:
+    """Docker mounts no directory that is not there. Where the daemon is another machine's, it alone knows; what this
+    user may not see may be there."""
+    if host.name != socket.gethostname():
+        return
+    paths = dict.fromkeys(mount.source for one in wanted for mount in one.mounts if mount.kind == "directory")
+    if missing := [path for path in paths if _is_absent(path)]:
+        hint = "make it, or correct host_path in cluster.yaml"
+        raise ConfigError(Problem("there is no such directory on this machine", path, hint) for path in missing)
+
+
+def _is_absent(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _secrets(wanted: Sequence[Container], env: Mapping[str, str]) -> dict[str, str]:

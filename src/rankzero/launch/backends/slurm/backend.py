@@ -84,22 +84,28 @@ class SlurmBackend:
 
     def survey(self, objects: Sequence[Manifest]) -> Survey:
         """The partitions, and whether sbatch would take the script now."""
-        refused: RankzeroError | None = None
         asked = ("sinfo", "--noheader", "--format=%P: %D nodes of %c CPUs, %m MiB, %G (%T)")
-        has = [("nodes", "; ".join(self._slurm.call(*asked).split("\n")).strip("; "))]
+        nodes = "; ".join(self._slurm.call(*asked).split("\n")).strip("; ")
+        refused: list[RankzeroError] = []
         try:
             request = slurm_submit.read(objects)
-            slurm_submit.require_free(self._slurm, request)
-            given = slurm_submit.environments(request, self._env)
-            for script, env in ((request.preparation, given.preparation), (request.script, given.run)):
-                if script:
-                    self._slurm.call("sbatch", "--test-only", text=script, env=env)
-        except ServiceError:
-            raise
-        except RankzeroError as error:
-            refused = error
-        taken = "sbatch would take the job" if refused is None else "sbatch would not start the job, as said below"
-        return Survey((*has, ("rights", taken)), refused=refused)
+        except ConfigError as error:
+            refused.append(error)
+        else:
+            looks = (request.state.must_be_makeable, lambda: self._may_be_queued(request))
+            refused += filter(None, map(_refusal, looks))
+        taken = "a submit would be refused, as said below" if refused else "sbatch would take the job"
+        first = refused[0] if refused else None
+        together = None if first is None else type(first)(problem for one in refused for problem in one.problems)
+        return Survey((("nodes", nodes), ("rights", taken)), refused=together)
+
+    def _may_be_queued(self, request: slurm_submit.Request) -> None:
+        """Raise why not, if sbatch would not take it now."""
+        slurm_submit.require_free(self._slurm, request)
+        given = slurm_submit.environments(request, self._env)
+        for script, env in ((request.preparation, given.preparation), (request.script, given.run)):
+            if script:
+                self._slurm.call("sbatch", "--test-only", text=script, env=env)
 
     def runs(self) -> list[Evidence]:
         """All runs whose directories are here."""
@@ -221,3 +227,14 @@ def _run_here(command: Sequence[str]) -> str:
     if done.returncode:
         raise ServiceError(f"{python} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
+
+
+def _refusal(look: Callable[[], None]) -> RankzeroError | None:
+    """What a look says against a submit. Raises ServiceError where there is no answer."""
+    try:
+        look()
+    except ServiceError:
+        raise
+    except RankzeroError as error:
+        return error
+    return None

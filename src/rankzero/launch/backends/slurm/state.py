@@ -6,7 +6,9 @@ All of it lies on the file system that nodes share, in a directory that the batc
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,6 +111,16 @@ class RunState:
     def cancelled(self) -> frozenset[str]:
         """The ids of the jobs that were told to stop for good."""
         return frozenset(self._text("cancelled").split())
+
+    def must_be_makeable(self) -> None:
+        """Raise what `anew` would, as far as looking tells. Makes nothing."""
+        with storage_errors(self.root):
+            there = next(one for one in (self.root.parent, *self.root.parents) if os.path.lexists(one))
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if os.statvfs(there).f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        must_be_writable([self.root.parent], hosts=True)
 
     @contextmanager
     def anew(self, about: dict[str, Any], submission: str) -> Iterator[None]:

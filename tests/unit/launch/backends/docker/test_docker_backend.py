@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.errors import AccessError, ServiceError
+from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import AlreadyRunsError, Ended, LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
@@ -61,6 +61,21 @@ def test_a_survey_says_that_another_spec_s_run_is_up(daemon: Daemon, submit: Sub
     submit()
     assert isinstance(backend.survey(objects(pod(0))).refused, AlreadyRunsError)
     assert backend.survey(objects(pod(0), pod(1))).refused is None
+
+
+def test_a_directory_that_is_not_there_is_told_before_anything_is_made(
+    daemon: Daemon, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mounting = pod(0)
+    mounting["spec"]["volumes"].append({"name": "data", "hostPath": {"path": f"{tmp_path}/data"}})
+    mounting["spec"]["containers"][0]["volumeMounts"].append({"name": "data", "mountPath": "/data"})
+    assert backend.survey(objects(mounting)).refused is None, "the daemon is another machine's"
+    monkeypatch.setattr("socket.gethostname", lambda: "box")
+    with pytest.raises(ConfigError, match="there is no such directory on this machine"):
+        backend.submit(objects(mounting), lambda line: None)
+    assert isinstance(backend.survey(objects(mounting)).refused, ConfigError) and not daemon.state["volumes"]
+    (tmp_path / "data").mkdir()
+    assert backend.survey(objects(mounting)).refused is None
 
 
 def test_what_does_not_exist_has_no_evidence(daemon: Daemon, backend: DockerBackend) -> None:

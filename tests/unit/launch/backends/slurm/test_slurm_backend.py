@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankzero.api.clusters import find_run
-from rankzero.errors import AccessError, ConfigError, ServiceError
+from rankzero.errors import AccessError, ConfigError, ServiceError, StorageError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Answer, Slurm
@@ -632,6 +632,19 @@ def test_a_survey_says_what_there_is_and_what_would_be_refused(site: Site) -> No
     survey = site.backend.survey(site.objects())
     assert survey.refused is not None and "num_nodes" in str(survey.refused)
     assert not (site.root / "slurm").exists()
+
+
+def test_a_survey_says_that_outputs_cannot_be_made(site: Site) -> None:
+    """With all else that is wrong, and without making anything."""
+    (site.root / "file").write_text("x")
+    outputs = site.root / "file/outputs"
+    elsewhere = site.objects(f"storage.outputs={{mount: {outputs}, host_path: {outputs}}}")
+    refused = site.backend.survey(elsewhere).refused
+    assert isinstance(refused, StorageError) and "Not a directory" in str(refused)
+    site.slurm.refuses = "allocation failure: Requested node configuration is not available"
+    refused = site.backend.survey(elsewhere).refused
+    assert isinstance(refused, StorageError) and "num_nodes" in str(refused)
+    assert site.backend.survey(site.objects()).refused is not None and not (site.root / "slurm").exists()
 
 
 def test_a_survey_says_that_another_spec_s_run_is_under_way(site: Site) -> None:
