@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
@@ -10,13 +10,14 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 if TYPE_CHECKING:
     from rankzero.doctor.finding import Finding
 
+Say = Callable[[str], None]
 NAME = "rankzero-doctor"
 """Of the objects that are shown and never applied: of no smoke test, which may be under way and then be left alone."""
 
 
-def cluster_findings(cluster: str) -> Iterator[Finding]:
+def cluster_findings(cluster: str, say: Say) -> Iterator[Finding]:
     """What there is for the pods of a cluster.yaml (or a profile's name). Raises ConfigError for what is wrong in it,
-    before anything is asked."""
+    before anything is asked. `say` is told while something is tried again."""
     from rankzero.api.clusters import open_backend
     from rankzero.api.smoke import smoke_plan
     from rankzero.doctor.cluster import of_error, of_survey
@@ -31,7 +32,7 @@ def cluster_findings(cluster: str) -> Iterator[Finding]:
     pods = f"{counted(place.num_nodes, 'pod')} with {each}"
     yield ok("cluster.yaml", f"{pods}, as {plan.kind} in namespace {place.namespace}")
     try:
-        survey = open_backend(place).survey(render(plan))
+        survey = open_backend(place, say=say).survey(render(plan))
     except (ServiceError, AccessError, ConfigError) as error:
         yield from of_error("api", error)
         return

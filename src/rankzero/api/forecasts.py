@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
-"""Told what takes seconds, before it does."""
+"""Told what takes seconds, before it does, and while something is tried again."""
 
 
 def _silent(_line: str) -> None:
@@ -142,7 +142,7 @@ def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
 
     objects = render(made)
     try:
-        survey = open_backend(made.cluster).survey(objects)
+        survey = open_backend(made.cluster, say=say).survey(objects)
     except RankzeroError as error:  # the run can be looked at all the same
         why = f"not asked what it has, nor what it would take: {first_line(error)}"
         survey = Survey((("cluster", why),), refused=error)

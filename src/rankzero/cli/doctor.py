@@ -44,8 +44,9 @@ def doctor(
     else:
         refuse_typed(context, ("output", "online"), "this is looked at from here", "leave it out, or --cluster")
         from rankzero.api.doctor import cluster_findings
+        from rankzero.cli.cluster_option import say
 
-        findings = _shown(cluster_findings(cluster), as_json=as_json)
+        findings = _shown(cluster_findings(cluster, say), as_json=as_json)
     if as_json:
         typer.echo(json.dumps(to_json(findings), indent=2))
     raise typer.Exit(int(exit_code(findings)))

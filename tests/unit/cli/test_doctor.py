@@ -259,11 +259,11 @@ def test_nobody_answers(gpus: Place) -> None:
     assert found["api"]["state"] == "wrong" and list(found) == ["cluster.yaml", "api"]
 
 
-def with_password(place: Place) -> None:
-    """A password in the server's address."""
+def with_server(place: Place, server: str, **more: Any) -> None:
+    """Another address in the kubeconfig."""
     path = place.directory / "kubeconfig"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["clusters"][0]["cluster"]["server"] = place.cluster.url.replace("//", "//bob:hunter2pw@")
+    config["clusters"][0]["cluster"] |= {"server": server, **more}
     path.write_text(json.dumps(config), encoding="utf-8")
 
 
@@ -281,7 +281,7 @@ def with_login(place: Place, script: str, **more: Any) -> None:
 
 @pytest.mark.parametrize("command", ["doctor", "doctor --json", "plan run.yaml", "plan run.yaml --json"])
 def test_no_secret_is_shown(gpus: Place, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    with_password(gpus)
+    with_server(gpus, gpus.cluster.url.replace("//", "//bob:hunter2pw@"))
     monkeypatch.setenv("MY_TOKEN", "supersecretvalue")
     done = gpus(f"{command} --cluster cluster.yaml")
     assert "//bob:[hidden]@127.0.0.1" in "".join(done.out.split()) and "hunter2pw" not in done.out + done.err
@@ -289,6 +289,40 @@ def test_no_secret_is_shown(gpus: Place, monkeypatch: pytest.MonkeyPatch, comman
     done = gpus(f"{command} --cluster cluster.yaml")
     assert done.code == 77 and "[hidden]" in done.out
     assert not {"hunter2pw", "supersecretvalue"} & set(done.out.replace("/", " ").replace(":", " ").split())
+
+
+@pytest.mark.parametrize("path", ["/nodes", "/apis"])
+def test_a_server_that_is_no_kubernetes(gpus: Place, path: str) -> None:
+    """It answers all in JSON."""
+    gpus.cluster.documents |= {"/api/v1/nodes": {"status": "ok"}} if path == "/nodes" else {"/apis": {"status": "ok"}}
+    found = checks(gpus, 69)["api"]
+    assert found["what"].endswith("the answer is not of Kubernetes; is this the address of a Kubernetes API server?")
+    assert "the server of context fake" in found["fix"]
+
+
+def test_https_where_nobody_speaks_it(gpus: Place) -> None:
+    """No try is given twice, and no network blamed."""
+    with_server(gpus, gpus.cluster.url.replace("http", "https"), **{"insecure-skip-tls-verify": True})
+    done = gpus("doctor --cluster cluster.yaml")
+    assert done.code == 69 and "do not agree on TLS" in done.out and "is https right" in done.out
+    assert "VPN" not in done.out and "trying again" not in done.err
+
+
+def test_what_the_server_fails_over_hides_nothing_else(gpus: Place) -> None:
+    gpus.cluster.fail("GET", "/storageclasses", times=99, status=500, reason="InternalError", message="etcd")
+    found = checks(gpus, 0)
+    assert found["storage"]["state"] == "look"
+    assert "storageclasses.storage.k8s.io could not be looked at (500 InternalError): etcd" in found["storage"]["what"]
+    assert {one["state"] for name, one in found.items() if name != "storage"} == {"ok"}
+    done = gpus("submit run.yaml --detach")
+    assert done.code == 0 and "could not be looked at" in done.err
+
+
+@pytest.mark.parametrize("command", ["doctor", "plan run.yaml model.name=/outputs/m"])
+def test_that_something_is_tried_again_is_said(gpus: Place, command: str) -> None:
+    gpus.cluster.fail("GET", "/nodes", times=3, status=503, reason="Unavailable", message="busy")
+    done = gpus(f"{command} --cluster cluster.yaml")
+    assert done.code == 0 and "busy; trying again in" in done.err
 
 
 def test_a_cluster_file_that_is_wrong(place: Place) -> None:

@@ -18,7 +18,7 @@ import httpx2
 
 from rankzero.launch.backend import LONGEST_SILENCE, Say
 from rankzero.launch.backends.kubernetes.auth import Connection
-from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, Place
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, NO_API, ApiError, Place
 from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, split_lines
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.labels import Manifest
@@ -107,11 +107,14 @@ class Api:
         path = resource.path(self.place.namespace, name)
         call = _Call("GET", path, f"get {resource.title}", resource=resource, name=name, patient=patient)
         try:
-            return self._send(call)
+            found = self._send(call)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
+        if not isinstance(found.get("metadata"), dict):
+            raise _no_api(call.verb, "of Kubernetes")
+        return found
 
     def text(self, path: str, params: Mapping[str, str]) -> str:
         """A short text such as the end of a log. Not tried again: it is one fact among many."""
@@ -143,11 +146,13 @@ class Api:
 
     def page(self, resource: Resource) -> builtins.list[Manifest] | None:
         """All objects where they fit into one page; None where there are more."""
-        path, params = resource.path(self.place.namespace), {"limit": str(PAGE)}
-        answer = self._send(_Call("GET", path, f"list {resource.title}", params, resource))
+        path, params, verb = resource.path(self.place.namespace), {"limit": str(PAGE)}, f"list {resource.title}"
+        answer = self._send(_Call("GET", path, verb, params, resource))
         if (answer.get("metadata") or {}).get("continue"):
             return None
-        return [{"apiVersion": resource.api_version, "kind": resource.kind, **it} for it in answer["items"] or ()]
+        return [
+            {"apiVersion": resource.api_version, "kind": resource.kind, **it} for it in part_of(answer, "items", verb)
+        ]
 
     def list(
         self, resource: Resource, params: Mapping[str, str] | None = None, *, patient: bool = False
@@ -168,7 +173,10 @@ class Api:
                 continue
             metadata = answer.get("metadata") or {}
             # items of a list do not say what they are
-            items += [{"apiVersion": resource.api_version, "kind": resource.kind, **it} for it in answer["items"] or ()]
+            items += [
+                {"apiVersion": resource.api_version, "kind": resource.kind, **it}
+                for it in part_of(answer, "items", verb)
+            ]
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion", ""))
             page["continue"] = metadata["continue"]
@@ -300,7 +308,7 @@ class Api:
             if not isinstance(response, ApiError):
                 self._silence_told = False
                 return _decoded(response, call.verb)
-            hopeless = response.status not in _WORTH_A_RETRY or "CERTIFICATE_VERIFY" in response.refusal.message
+            hopeless = response.status not in _WORTH_A_RETRY or response.is_without_tls
             waits = call.patient and self.clock.monotonic() - began < LONGEST_SILENCE
             if hopeless or (attempt >= ATTEMPTS and not waits):
                 raise response
@@ -371,9 +379,20 @@ def _decoded(response: httpx2.Response, verb: str) -> Manifest:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        message = "the answer is not JSON; is this the address of a Kubernetes API server?"
-        raise ApiError(Refusal(verb, NO_ANSWER, "NotJSON", message))
+        raise _no_api(verb, "JSON")
     return value
+
+
+def part_of(answer: Manifest, key: str, verb: str) -> list[Any]:
+    """What every API server's answer of this kind has. Raises ApiError where it is somebody else's."""
+    if not isinstance(found := answer.get(key, 0), list | None):
+        raise _no_api(verb, "of Kubernetes")
+    return found or []
+
+
+def _no_api(verb: str, what: str) -> ApiError:
+    message = f"the answer is not {what}; is this the address of a Kubernetes API server?"
+    return ApiError(Refusal(verb, NO_ANSWER, NO_API, message))
 
 
 def _failure(

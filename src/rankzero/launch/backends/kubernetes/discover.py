@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.api import Api, part_of
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.resources import (
     KUEUE,
@@ -33,7 +33,7 @@ class Discovery:
             return False
         path = f"/apis/{resource.api_version}"
         if path not in self._plurals:
-            self._plurals[path] = {str(one["name"]) for one in self._api.get(path)["resources"]}
+            self._plurals[path] = {str(one["name"]) for one in part_of(self._api.get(path), "resources", f"get {path}")}
         return resource.plural in self._plurals[path]
 
     def knows(self, resource: Resource, field: str) -> bool:
@@ -63,9 +63,10 @@ class Discovery:
     def _versions(self, group: str) -> list[str]:
         """Versions of a group, the preferred one first."""
         if self._groups is None:
-            self._groups = {}
-            for one in self._api.get("/apis")["groups"]:
+            found: dict[str, list[str]] = {}
+            for one in part_of(self._api.get("/apis"), "groups", "get /apis"):
                 preferred = str((one.get("preferredVersion") or {}).get("version", ""))
                 versions = [str(version["version"]) for version in one["versions"]]
-                self._groups[str(one["name"])] = sorted(versions, key=lambda version: version != preferred)
+                found[str(one["name"])] = sorted(versions, key=lambda version: version != preferred)
+            self._groups = found
         return self._groups.get(group, [])

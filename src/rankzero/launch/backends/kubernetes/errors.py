@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError
+from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.refusals import Asked, is_about_rights, not_served, reason_of
 from rankzero.launch.resource import Resource
@@ -13,6 +14,10 @@ from rankzero.launch.silence import SilentError
 
 NO_ANSWER = 0
 """Status of a call that got none."""
+NO_API = "NotKubernetes"
+"""Reason of an answer that no API server gives."""
+_NO_TLS = re.compile(r"\[SSL: (?!UNEXPECTED_EOF)|CERTIFICATE_VERIFY_FAILED")
+"""Both sides speak, and will not agree at another try either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +55,18 @@ class ApiError(Exception):
         """HTTP status; NO_ANSWER where there was none."""
         return self.refusal.status
 
+    @property
+    def is_without_tls(self) -> bool:
+        """Whether it got no answer since the two sides do not agree on TLS: trying again is in vain."""
+        return self.status == NO_ANSWER and _NO_TLS.search(self.refusal.message) is not None
+
 
 def as_error(failures: ApiError | Iterable[ApiError], place: Place) -> RankzeroError:
     """One error with every problem; its class decides the exit code."""
     together = (failures,) if isinstance(failures, ApiError) else tuple(failures)
     kinds = {_class_of(failure) for failure in together}
     problems = [problem for failure in together for problem in problems_of(failure, place)]
-    for kind in (SilentError, ConfigError, AccessError):
+    for kind in (SilentError, ServiceError, ConfigError, AccessError):
         if kind in kinds:
             return kind(problems)
     return RankzeroError(problems)
@@ -75,6 +85,8 @@ def problems_of(failure: ApiError, place: Place) -> list[Problem]:
 
 def _class_of(failure: ApiError) -> type[RankzeroError]:
     status = failure.status
+    if failure.is_without_tls:
+        return ServiceError
     if status == NO_ANSWER or status == 429 or status >= 500:
         return SilentError
     if status == 401 or (status == 403 and is_about_rights(failure.refusal.message)):
@@ -85,6 +97,13 @@ def _class_of(failure: ApiError) -> type[RankzeroError]:
 def _words(failure: ApiError, place: Place) -> tuple[str, str]:
     """What was refused, and what to do; only what the connection itself says is put into words here."""
     refusal, resource = failure.refusal, failure.resource
+    if refusal.reason == NO_API:
+        hint = (
+            f"correct the server of context {place.context} in the kubeconfig; or is a login page or a proxy between?"
+        )
+        return refusal.message, hint
+    if failure.is_without_tls:
+        return _without_tls(refusal.message, place)
     if refusal.status == NO_ANSWER:
         reach = f"`kubectl --context {place.context} get pods -n {place.namespace}` asks the same server"
         return f"the cluster does not answer: {refusal.message}", f"is the network or VPN up? {reach}"
@@ -95,3 +114,14 @@ def _words(failure: ApiError, place: Place) -> tuple[str, str]:
             return refusal.message, ""  # there is no such object, which says all
         reason = not_served(resource.kind, resource.api_version)
     return reason.cause, reason.fix
+
+
+def _without_tls(message: str, place: Place) -> tuple[str, str]:
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        hint = (
+            f"the certificate-authority of context {place.context} in the kubeconfig has to be this server's: get a new"
+            " kubeconfig; a proxy that opens TLS has an authority of its own; or is this machine's clock wrong?"
+        )
+        return f"the server's certificate is not trusted: {message}", hint
+    hint = f"is https right for this address and port? It is the server of context {place.context} in the kubeconfig"
+    return f"the server and this machine do not agree on TLS: {message}", hint

@@ -15,6 +15,7 @@ from rankzero.launch.backends.kubernetes.needs import Needs
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     LIMIT_RANGE,
+    NODE,
     PRIORITY_CLASS,
     RESOURCE_QUOTA,
     SECRET,
@@ -190,9 +191,27 @@ class Preflight:
             return None
 
     def _note(self, resource: Resource, error: ApiError) -> None:
-        if error.status not in (403, 404):
+        if error.status >= 500:
+            self.doubts.append(could_not_ask(resource, error))
+        elif error.status in (403, 404):
+            self._unread[resource.title] = None
+        else:
             raise error
-        self._unread[resource.title] = None
+
+
+_LINES = {
+    **{RESOURCE_QUOTA.kind: "quota", LIMIT_RANGE.kind: "quota", SECRET.kind: "secrets", NODE.kind: "nodes"},
+    **{CLAIM.kind: "storage", STORAGE_CLASS.kind: "storage", VOLUME.kind: "storage", "LocalQueue": "queue"},
+}
+"""What a survey calls what is looked at."""
+
+
+def could_not_ask(resource: Resource, error: ApiError) -> Doubt:
+    """Of a server that fails over one kind of objects, which a submit can do without having seen."""
+    what = f"{resource.title} could not be looked at ({error.status} {error.refusal.reason}): {error.refusal.message}"
+    return Doubt(
+        _LINES.get(resource.kind, "rights"), what, "give the command again; the cluster's administrator knows more"
+    )
 
 
 def is_default(storage_class: Manifest) -> bool:

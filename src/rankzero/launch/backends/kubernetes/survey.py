@@ -13,9 +13,9 @@ from rankzero.errors import RankzeroError
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.apply import Submission
 from rankzero.launch.backends.kubernetes.discover import Discovery
-from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
 from rankzero.launch.backends.kubernetes.needs import Needs, needs_of, pod_specs
-from rankzero.launch.backends.kubernetes.preflight import is_default
+from rankzero.launch.backends.kubernetes.preflight import could_not_ask, is_default
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     NODE,
@@ -70,7 +70,12 @@ class Surveyor:
             has.append(("besides", "; ".join(dict.fromkeys(self._said))))
         gpu_bytes = min(sizes) << 20 if sizes else 0
         return Survey(
-            tuple(has), listed(sorted(products)), gpu_bytes, refused, tuple(self._doubts), frozenset(self._lacking)
+            tuple(has),
+            listed(sorted(products)),
+            gpu_bytes,
+            refused,
+            tuple(dict.fromkeys(self._doubts)),
+            frozenset(self._lacking),
         )
 
     def _server(self) -> str:
@@ -78,7 +83,7 @@ class Surveyor:
         try:
             version = text(self.api.get("/version"), "gitVersion")
         except ApiError as error:
-            if error.status not in (401, 403, 404):
+            if error.status in (NO_ANSWER, 429):
                 raise
             version = ""
         return f"{self.api.place.server}{f', Kubernetes {version}' if version else ''}"
@@ -195,9 +200,8 @@ class Surveyor:
         try:
             return self.api.read(resource, name)
         except ApiError as error:
-            if error.status not in (403, 404):
-                raise
-            if error.status == 403:
+            self._note(resource, error)
+            if error.status != 404:
                 self._forbidden.add((resource, name))
             return None
 
@@ -205,9 +209,15 @@ class Surveyor:
         try:
             return self.api.list(resource)[0]
         except ApiError as error:
-            if error.status not in (403, 404):
-                raise
+            self._note(resource, error)
             return None
+
+    def _note(self, resource: Resource, error: ApiError) -> None:
+        """What may not be read is no problem, and what the server fails over is a doubt."""
+        if error.status >= 500:
+            self._doubts.append(could_not_ask(resource, error))
+        elif error.status not in (403, 404):
+            raise error
 
 
 def _training_pod(objects: Sequence[Manifest]) -> Mapping[str, Any]:

@@ -21,6 +21,10 @@ from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
 from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
+from rankzero.launch.backends.kubernetes.errors import Place as ServerPlace
+from rankzero.launch.evidence import Refusal
+from rankzero.launch.silence import SilentError
 from tests.support.fake_cluster import TOKEN
 from tests.unit.launch.backends.kubernetes.runs import Bench
 
@@ -391,3 +395,22 @@ def test_a_login_command_may_give_a_certificate(tmp_path: Path) -> None:
     (file, text) = loaded[0]
     assert text == "-- cert --\n-- key --"
     assert not Path(file).exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "words"),
+    [
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate",
+            ServiceError,
+            "certificate-authority of context c",
+        ),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", ServiceError, "is https right"),
+        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF", SilentError, "is the network or VPN up?"),
+    ],
+)
+def test_what_no_other_try_mends_is_no_silence(message: str, kind: type[ServiceError], words: str) -> None:
+    error = as_error(
+        ApiError(Refusal("list nodes", NO_ANSWER, "ConnectError", message)), ServerPlace("https://s", "c", "n")
+    )
+    assert type(error) is kind and words in error.problems[0].hint and message in error.problems[0].what
