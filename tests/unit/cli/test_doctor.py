@@ -109,6 +109,7 @@ def test_nodes_that_no_pod_can_ever_be_on(gpus: Place, asked: str, nodes: dict[s
     Path("cluster.yaml").write_text(fewer + asked, encoding="utf-8")
     found = checks(gpus, 69)["nodes"]
     assert found["state"] == "wrong" and why in found["what"] and "autoscaler" in found["fix"]
+    assert ("set gpu_resource to what nodes offer (nvidia.com/gpu)" in found["fix"]) is ("cpx" in asked)
 
 
 def test_a_claim_that_one_host_at_a_time_mounts(gpus: Place) -> None:
@@ -138,6 +139,10 @@ def kept(name: str, most: str, used: str) -> dict[str, Any]:
             *("quota", "LimitRange/l: container node asks for 4 nvidia.com/gpu, and 2 is the most"),
         ),
         (
+            *("LimitRange", "l", {"spec": {"limits": [{"type": "Container", "max": {"memory": "64Gi"}}]}}),
+            *("quota", "LimitRange/l: container node asks for 512Gi memory, and 64Gi is the most"),
+        ),
+        (
             *("LimitRange", "l", {"spec": {"limits": [{"type": "Pod", "min": {"nvidia.com/gpu": "8"}}]}}),
             *("quota", "LimitRange/l: a pod asks for 4 nvidia.com/gpu, and 8 is the least"),
         ),
@@ -154,6 +159,8 @@ def test_what_else_pods_would_wait_for(
         gpus.cluster.plurals |= {"workloads", "localqueues", "workloadpriorityclasses"}
         gpus.cluster.publish()
         Path("cluster.yaml").write_text(f"{CLUSTER}queue: {{name: team}}\n", encoding="utf-8")
+    if "512Gi" in said:
+        Path("cluster.yaml").write_text(f"{CLUSTER}resources: {{memory: 512Gi}}\n", encoding="utf-8")
     put(gpus, kind, name, **{"spec": {}, **about})
     found = checks(gpus, 69)[line]
     assert found["state"] == "wrong" and said in found["what"]

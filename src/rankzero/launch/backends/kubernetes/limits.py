@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rankzero.launch.backends.kubernetes.needs import amounts_of
+from rankzero.launch.backends.kubernetes.needs import amounts_of, shown
 from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import at, exact_amount, maps, text, words
 
@@ -47,9 +47,9 @@ def _beyond(limit: Mapping[str, Any], asked: Sequence[Mapping[str, Fraction]]) -
         bound = exact_amount(most)
         many = max((one[name] for one in asked if name in one), default=None)
         if bound is not None and many is not None and many > bound:
-            yield f"{float(many):g} {name}, and {most} is the most"
+            yield f"{shown(name, many)} {name}, and {most} is the most"
     for name, least in words(at(limit, "min")).items():
         bound = exact_amount(least)
         many = min((one[name] for one in asked if name in one), default=None)
         if bound is not None and many is not None and many < bound:
-            yield f"{float(many):g} {name}, and {least} is the least"
+            yield f"{shown(name, many)} {name}, and {least} is the least"

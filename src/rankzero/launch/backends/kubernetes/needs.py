@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from rankzero.launch.backends.kubernetes.resources import CLAIM, is_preparation, is_training, label
+from rankzero.launch.diagnose.hosts import readable
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import QUEUE, QUEUE_PRIORITY, Manifest
 from rankzero.launch.untyped_json import at, exact_amount, maps, text, whole, words
@@ -141,3 +142,9 @@ def amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, Fraction]:
         for name, asked in own.items():
             total[name] = total.get(name, Fraction()) + (exact_amount(asked) or 0)
     return total
+
+
+def shown(name: str, many: Fraction) -> str:
+    """So much of a resource, for people."""
+    resource = name.removeprefix("requests.").removeprefix("limits.")
+    return readable(resource, str(int(many))) if many.denominator == 1 else f"{float(many):g}"

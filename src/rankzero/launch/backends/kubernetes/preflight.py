@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from rankzero.errors import Problem
 from rankzero.launch.backend import Say
@@ -11,7 +12,7 @@ from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.limits import defaulted, exceeded
-from rankzero.launch.backends.kubernetes.needs import Needs
+from rankzero.launch.backends.kubernetes.needs import Needs, shown
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     LIMIT_RANGE,
@@ -155,7 +156,7 @@ class Preflight:
             for name, most in sorted(hard.items()):
                 counted = name if "." in name or name == "pods" else f"requests.{name}"  # `cpu` is requests.cpu
                 grant, taken = exact_amount(most), 0 if self.replaces else exact_amount(used.get(name)) or 0
-                asked, least = self.needs.amounts.get(counted, 0), self.needs.least.get(counted, 0)
+                asked, least = self.needs.amounts.get(counted, Fraction()), self.needs.least.get(counted, Fraction())
                 if counted in self.needs.unsaid and ranges is not None and not defaulted(ranges, counted):
                     hint = f"set resources.{counted.removeprefix('requests.')} in cluster.yaml"
                     yield Problem(f"it counts {name}, so every pod has to say its {counted}", where, hint)
@@ -163,14 +164,13 @@ class Preflight:
                     continue  # a form of quantities that we do not read
                 elif least > grant:
                     hint = "ask for less in cluster.yaml (num_nodes, resources), or for more quota"
-                    what = f"the run asks for {float(least):g} of {name}, and {most} is all there is"
+                    what = f"the run asks for {shown(name, least)} of {name}, and {most} is all there is"
                     yield Problem(what, where, hint)
                 elif asked and asked + taken > grant:
                     waits = bool(least and least + taken > grant)
-                    free = f"pods wait until {float(least if waits else asked):g} are free"
-                    what = (
-                        f"{where}: {used.get(name, '0')} of {most} {name} are taken; {'' if waits else 'some '}{free}"
-                    )
+                    all_ = f"not all pods have room, which ask for {shown(name, asked)}"
+                    then = f"pods wait until {shown(name, least)} are free" if waits else all_
+                    what = f"{where}: {used.get(name, '0')} of {most} {name} are taken; {then}"
                     fix = "wait until others end, or ask for less (num_nodes, resources)"
                     self.doubts.append(Doubt("quota", what, fix, waits=waits))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rankzero.launch.backends.kubernetes.needs import amounts_of
-from rankzero.launch.diagnose.hosts import Host, hosts_of, largest, misses, outside, readable, untolerated
+from rankzero.launch.backends.kubernetes.needs import amounts_of, shown
+from rankzero.launch.diagnose.hosts import Host, hosts_of, largest, misses, outside, readable, similar, untolerated
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.refusals import field_of
@@ -92,9 +92,17 @@ def _reasons(
     for name, many in asked.items():
         if open_ and all(_lacks(host, name, many) for host in open_):
             most = readable(name, largest(open_, name)[0])
-            whys.append(f"a node that may be used has {most} {name} at most, of {_quantity(name, many)}")
-            fixes.append(f"ask for less ({field_of(name)})")
+            whys.append(f"a node that may be used has {most} {name} at most, of {shown(name, many)}")
+            fixes.append(_instead(name, open_))
     return whys, list(dict.fromkeys(fixes)) or ["ask for less (nproc_per_node, num_nodes)"]
+
+
+def _instead(name: str, hosts: Sequence[Host]) -> str:
+    """What to ask for where no host has as much of a resource."""
+    others = similar(hosts, name)
+    if others and not largest(hosts, name)[1] and field_of(name) == "nproc_per_node":
+        return f"set gpu_resource to what nodes offer ({listed(others)})"
+    return f"ask for less ({field_of(name)})"
 
 
 def _places(pod: Mapping[str, Any], asked: Mapping[str, Fraction], hosts: Sequence[Host], count: int) -> int:
@@ -125,7 +133,3 @@ def _in_words(node: Manifest, asked: Mapping[str, Fraction]) -> str:
     memory = f" of {(size << 20) / 1e9:.0f} GB" if size else ""
     has = amount(at(node, "status", "allocatable").get(_gpu(asked))) or 0
     return f"{has:g} × {text(node, 'metadata', 'labels', PRODUCT) or 'GPU'}{memory}"
-
-
-def _quantity(name: str, many: Fraction) -> str:
-    return readable(name, str(int(many))) if many == int(many) else f"{float(many):g}"

@@ -155,7 +155,7 @@ class TestQuota:
         assert missing["ResourceQuota/q"].startswith("the run asks for 2 of requests.nvidia.com/gpu, and 1 is all")
         self.quota(bench, {"requests.nvidia.com/gpu": "6"}, **{"requests.nvidia.com/gpu": "4"})
         (some,) = self.doubts(bench, run)
-        assert "4 of 6 requests.nvidia.com/gpu are taken; some pods wait until 8 are free" in some.what
+        assert "4 of 6 requests.nvidia.com/gpu are taken; not all pods have room, which ask for 8" in some.what
         assert not some.waits
         self.quota(bench, {"requests.nvidia.com/gpu": "6"}, **{"requests.nvidia.com/gpu": "5"})
         assert [one.waits for one in self.doubts(bench, run)] == [True]
