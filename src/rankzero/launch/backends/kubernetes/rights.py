@@ -47,7 +47,7 @@ def missing_rights(api: Api, objects: Sequence[Manifest]) -> Iterator[Doubt]:
         what = f"not permitted to {verbs} {plural}{f'.{group}' if group else ''} in namespace {place}"
         rule = f'{{apiGroups: ["{group}"], resources: [{plural}], verbs: [{verbs}]}}'
         fix = f"ask the cluster's administrator for a Role in namespace {place} with the rule {rule}"
-        yield Doubt("rights", f"{what}, which commands that follow or end a run use", fix)
+        yield Doubt("rights", f"{what}, which submit, status, logs, cancel or delete use", fix)
 
 
 def _refused(api: Api, group: str, plural: str, verb: str) -> bool:
