@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.launch.backends.kubernetes.api import ATTEMPTS
 from tests.unit.cli.conftest import Place
 from tests.unit.cli.test_plan import CLUSTER, node, put
 
@@ -318,7 +319,8 @@ def test_https_where_nobody_speaks_it(gpus: Place) -> None:
 def test_what_the_server_fails_over_hides_nothing_else(gpus: Place) -> None:
     gpus.cluster.fail("GET", "/storageclasses", times=99, status=500, reason="InternalError", message="etcd")
     found = checks(gpus, 0)
-    assert found["storage"]["state"] == "look"
+    asked = [one for one in gpus.cluster.requests if "/storageclasses" in one.path]
+    assert found["storage"]["state"] == "look" and len(asked) == ATTEMPTS
     assert "storageclasses.storage.k8s.io could not be looked at (500 InternalError): etcd" in found["storage"]["what"]
     assert {one["state"] for name, one in found.items() if name != "storage"} == {"ok"}
     done = gpus("submit run.yaml --detach")

@@ -43,6 +43,7 @@ from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest, submission_name
 from rankzero.launch.refusals import Asked, lacks_namespace, reason_in
+from rankzero.launch.resource import Resource
 from rankzero.launch.secrets import secret_manifest
 from rankzero.launch.survey import Doubt
 from rankzero.launch.untyped_json import at, text
@@ -71,6 +72,8 @@ class Submission:
 
     doubts: list[Doubt] = field(default_factory=list)
     """What the judging has found that stands in no submit's way."""
+    failed: set[Resource] = field(default_factory=set)
+    """Kinds that the server failed over while it judged."""
 
     def run(self) -> None:
         """All of it."""
@@ -145,6 +148,7 @@ class Submission:
         look = Preflight(self.api, self.discovery, needs_of(self.objects), self.say, replaces=replaces)
         problems = look.run()
         self.doubts += look.doubts
+        self.failed |= look.failed
         return problems
 
     def _existing(self) -> dict[str, Manifest]:

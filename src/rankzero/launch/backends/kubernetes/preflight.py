@@ -45,6 +45,8 @@ class Preflight:
     """Whether pods of this run are there already, whose share of a quota comes free."""
     doubts: list[Doubt] = field(default_factory=list)
     """What a submit is taken with all the same."""
+    failed: set[Resource] = field(default_factory=set)
+    """Kinds that the server fails over, however often it is asked."""
     _unread: dict[str, None] = field(default_factory=dict)
     _unknown: set[tuple[Resource, str]] = field(default_factory=set)
     """Objects of which it is not known whether they are there: rights may be for some names alone. An empty name: all
@@ -192,6 +194,7 @@ class Preflight:
 
     def _note(self, resource: Resource, error: ApiError) -> None:
         if error.status >= 500:
+            self.failed.add(resource)
             self.doubts.append(could_not_ask(resource, error))
         elif error.status in (403, 404):
             self._unread[resource.title] = None

@@ -45,6 +45,7 @@ class Surveyor:
     _said: list[str] = field(default_factory=list)
     _doubts: list[Doubt] = field(default_factory=list)
     _lacking: set[str] = field(default_factory=set)
+    _failed: set[Resource] = field(default_factory=set)
     _forbidden: set[tuple[Resource, str]] = field(default_factory=set)
 
     def look(self) -> Survey:
@@ -102,6 +103,7 @@ class Surveyor:
             return error
         finally:
             self._doubts += submission.doubts
+            self._failed |= submission.failed
         return None
 
     def _rights(self, refused: RankzeroError | None) -> str:
@@ -206,6 +208,8 @@ class Surveyor:
             return None
 
     def _list(self, resource: Resource) -> list[Manifest] | None:
+        if resource in self._failed:  # every try takes its time
+            return None
         try:
             return self.api.list(resource)[0]
         except ApiError as error:
