@@ -18,7 +18,7 @@ import httpx2
 
 from rankzero.launch.backend import LONGEST_SILENCE, Say
 from rankzero.launch.backends.kubernetes.auth import Connection
-from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, NO_API, ApiError, Place
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, NO_API, ApiError, Place, unanswered
 from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, split_lines
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.labels import Manifest
@@ -88,6 +88,8 @@ class Api:
         self.clock = clock or Clock()
         self._ahead = timedelta()
         self._silence_told = False
+        self._spoken = False
+        """Whether the server has ever answered."""
         self.place = Place(without_secrets(connection.server), connection.context, namespace)
 
     def now(self) -> datetime:
@@ -268,7 +270,7 @@ class Api:
                 finally:
                     response.close()
         except httpx2.TransportError as error:
-            raise ApiError(Refusal(verb, NO_ANSWER, type(error).__name__, _reason(error)), resource=resource) from error
+            raise ApiError(unanswered(verb, error, spoken=self._spoken), resource=resource) from error
 
     @contextmanager
     def upgraded(
@@ -297,7 +299,7 @@ class Api:
             finally:
                 response.close()
         except (httpx2.TransportError, STALLED, *CLOSED) as error:
-            raise ApiError(Refusal(verb, NO_ANSWER, type(error).__name__, str(error)), resource=POD) from error
+            raise ApiError(unanswered(verb, error, spoken=self._spoken), resource=POD) from error
 
     def _send(self, call: _Call) -> Manifest:
         """One call; again, a little later, where that may help: all of them may be given twice."""
@@ -321,8 +323,9 @@ class Api:
                 call.method, call.path, params=dict(call.params), content=content, headers=dict(call.headers)
             )
         except httpx2.TransportError as error:
-            refusal = Refusal(call.verb, NO_ANSWER, type(error).__name__, _reason(error))
+            refusal = unanswered(call.verb, error, spoken=self._spoken)
             return ApiError(refusal, subject=call.subject, resource=call.resource)
+        self._spoken = True
         self._note_time(response.headers.get("Date", ""))
         if not response.is_success:
             return _failure(response, call.verb, call.resource, call.subject, call.hide)
@@ -424,7 +427,3 @@ def _failure(
 
 def _refusal(verb: str, code: int, status: Mapping[str, Any]) -> Refusal:
     return Refusal(verb, int(code), str(status.get("reason") or ""), str(status.get("message") or "")[:2000])
-
-
-def _reason(error: httpx2.TransportError) -> str:
-    return str(error) or type(error).__name__

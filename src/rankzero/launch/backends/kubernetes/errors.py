@@ -16,8 +16,14 @@ NO_ANSWER = 0
 """Status of a call that got none."""
 NO_API = "NotKubernetes"
 """Reason of an answer that no API server gives."""
-_NO_TLS = re.compile(r"\[SSL: (?!UNEXPECTED_EOF)|CERTIFICATE_VERIFY_FAILED")
-"""Both sides speak, and will not agree at another try either."""
+NO_TLS = "NoTLS"
+"""Reason of a call without an answer where both sides speak, and will not agree at another try either."""
+_DISAGREEING = re.compile(
+    "CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER|UNKNOWN_PROTOCOL|UNSUPPORTED_PROTOCOL|HTTP_REQUEST|NO_PROTOCOLS"
+    "|ALERT_PROTOCOL_VERSION|ALERT_HANDSHAKE_FAILURE|NO_SHARED_CIPHER|UNKNOWN_CA|BAD_CERTIFICATE"
+    "|CERTIFICATE_(?:REQUIRED|EXPIRED|UNKNOWN)"
+)
+"""In words of OpenSSL. All else that it says may be one connection's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,14 @@ class ApiError(Exception):
     @property
     def is_without_tls(self) -> bool:
         """Whether it got no answer since the two sides do not agree on TLS: trying again is in vain."""
-        return self.status == NO_ANSWER and _NO_TLS.search(self.refusal.message) is not None
+        return self.status == NO_ANSWER and self.refusal.reason == NO_TLS
+
+
+def unanswered(verb: str, error: Exception, *, spoken: bool) -> Refusal:
+    """Of a call that got no answer. `spoken`: whether the server has answered others, and so can speak TLS with us."""
+    said = str(error) or type(error).__name__
+    in_vain = not spoken and _DISAGREEING.search(said) is not None
+    return Refusal(verb, NO_ANSWER, NO_TLS if in_vain else type(error).__name__, said)
 
 
 def as_error(failures: ApiError | Iterable[ApiError], place: Place) -> RankzeroError:

@@ -17,13 +17,13 @@ from lightkube.config.models import UserExec
 from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import LogQuery
 from rankzero.launch.backends.kubernetes import auth
-from rankzero.launch.backends.kubernetes.api import Api
-from rankzero.launch.backends.kubernetes.auth import ExecLogin, connect
+from rankzero.launch.backends.kubernetes.api import ATTEMPTS, Api
+from rankzero.launch.backends.kubernetes.auth import Connection, ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
 from rankzero.launch.backends.kubernetes.discover import Discovery
-from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
-from rankzero.launch.backends.kubernetes.errors import Place as ServerPlace
-from rankzero.launch.evidence import Refusal
+from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.streams import Clock
+from rankzero.launch.resource import POD
 from rankzero.launch.silence import SilentError
 from tests.support.fake_cluster import TOKEN
 from tests.unit.launch.backends.kubernetes.runs import Bench
@@ -397,20 +397,55 @@ def test_a_login_command_may_give_a_certificate(tmp_path: Path) -> None:
     assert not Path(file).exists()
 
 
-@pytest.mark.parametrize(
-    ("message", "kind", "words"),
-    [
-        (
-            "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate",
-            ServiceError,
-            "certificate-authority of context c",
-        ),
-        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", ServiceError, "is https right"),
-        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF", SilentError, "is the network or VPN up?"),
-    ],
-)
-def test_what_no_other_try_mends_is_no_silence(message: str, kind: type[ServiceError], words: str) -> None:
-    error = as_error(
-        ApiError(Refusal("list nodes", NO_ANSWER, "ConnectError", message)), ServerPlace("https://s", "c", "n")
-    )
-    assert type(error) is kind and words in error.problems[0].hint and message in error.problems[0].what
+class Faulty:
+    """A server that answers, but the calls of these numbers."""
+
+    def __init__(self, message: str, *faults: int) -> None:
+        self.calls = 0
+        transport = httpx2.MockTransport(lambda request: self._answer(request, message, faults))
+        connection = Connection(httpx2.Client(transport=transport, base_url="https://s"), "https://s", "c")
+        self.api = Api(connection, "train", say=lambda _: None, clock=Sleepless())
+
+    def _answer(self, request: httpx2.Request, message: str, faults: tuple[int, ...]) -> httpx2.Response:
+        self.calls += 1
+        if self.calls in faults:
+            raise httpx2.ReadError(message, request=request)
+        return httpx2.Response(200, json={"metadata": {"name": "x"}})
+
+
+class Sleepless(Clock):
+    def sleep(self, seconds: float) -> None:
+        """At once."""
+
+
+TLS_FAULTS = {
+    "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate": "certificate-authority of context c",
+    "[SSL: WRONG_VERSION_NUMBER] wrong version number": "is https right",
+    "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required": "is https right",
+}
+PASSING_FAULTS = [
+    "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF",
+    "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed or bad record mac",
+    "[SSL: TLSV1_ALERT_INTERNAL_ERROR] tlsv1 alert internal error",
+]
+
+
+@pytest.mark.parametrize("message", TLS_FAULTS)
+def test_what_no_other_try_mends_is_no_silence(message: str) -> None:
+    server = Faulty(message, 1)
+    with pytest.raises(ApiError) as caught:
+        server.api.read(POD, "x")
+    error = as_error(caught.value, server.api.place)
+    assert type(error) is ServiceError and server.calls == 1
+    assert TLS_FAULTS[message] in error.problems[0].hint and message in error.problems[0].what
+
+
+@pytest.mark.parametrize("message", [*TLS_FAULTS, *PASSING_FAULTS])
+def test_of_a_server_that_has_answered_a_fault_of_tls_is_one_connections(message: str) -> None:
+    server = Faulty(message, *([2] if message in TLS_FAULTS else [1, 3]))
+    assert server.api.read(POD, "x") and server.api.read(POD, "x")
+    server = Faulty(message, *range(2, 99))
+    server.api.read(POD, "x")
+    with pytest.raises(ApiError) as caught:
+        server.api.read(POD, "x")
+    assert isinstance(as_error(caught.value, server.api.place), SilentError) and server.calls == 1 + ATTEMPTS
