@@ -94,7 +94,7 @@ AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerm
     ("asked", "nodes", "why"),
     [
         ("", {"taints": [TAINT]}, "2 nodes have taint team=vision:NoSchedule"),
-        ("gpu: false", {"unschedulable": True}, "2 nodes take no pods now"),
+        ("gpu: false", {"unschedulable": True}, "2 nodes are cordoned"),
         ("gpu: false\nnode_selector: {zone: nowhere}", {}, "2 nodes lack zone=nowhere"),
         ("resources: {memory: 900Gi}", {}, "a node that may be used has 500Gi memory at most, of 900Gi"),
         ("resources: {cpu: 200}", {}, "a node that may be used has 64 cpu at most, of 200"),
@@ -111,6 +111,22 @@ def test_nodes_that_no_pod_can_ever_be_on(gpus: Place, asked: str, nodes: dict[s
     found = checks(gpus, 69)["nodes"]
     assert found["state"] == "wrong" and why in found["what"] and "autoscaler" in found["fix"]
     assert ("set gpu_resource to what nodes offer (nvidia.com/gpu)" in found["fix"]) is ("cpx" in asked)
+
+
+def test_what_keeps_no_pod_off_a_node(gpus: Place) -> None:
+    """A soft taint, as the autoscaler puts on idle nodes, and one that the run tolerates."""
+    Path("cluster.yaml").write_text(f"{CLUSTER}tolerations: [{{key: lab/startup}}]\n", encoding="utf-8")
+    node(gpus, "gpu-a", 8, taints=[{"key": "DeletionCandidateOfClusterAutoscaler", "effect": "PreferNoSchedule"}])
+    node(gpus, "gpu-b", 4, taints=[{"key": "lab/startup", "effect": "NoSchedule"}])
+    assert checks(gpus, 0)["nodes"]["state"] == "ok"
+
+
+def test_nodes_that_come_and_go_are_not_to_be_uncordoned(gpus: Place) -> None:
+    for name, key in (("gpu-a", "ToBeDeletedByClusterAutoscaler"), ("gpu-b", "karpenter.sh/disrupted")):
+        node(gpus, name, 8, taints=[{"key": key, "effect": "NoSchedule"}])
+    found = checks(gpus, 69)["nodes"]
+    assert "1 node comes, goes or is sick (karpenter.sh/disrupted:NoSchedule)" in found["what"]
+    assert "describe node" in found["fix"] and "uncordon" not in found["fix"]
 
 
 def test_a_claim_that_one_host_at_a_time_mounts(gpus: Place) -> None:

@@ -17,6 +17,9 @@ _PASSING = re.compile(
     r"|\S*agent-not-ready|\S*startup)"
 )
 """Taints of hosts that are just coming, going or sick: not for runs to tolerate."""
+_KEEP_OFF = ("NoSchedule", "NoExecute")
+_CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+"""What a cordoned host has, and a pod may tolerate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,9 @@ class Host:
     labels: Mapping[str, str]
     allocatable: Mapping[str, str]
     taints: tuple[Mapping[str, Any], ...]
+    """Those that keep pods off. Others, PreferNoSchedule, only make hosts the last that are taken."""
     cordoned: bool
     ready: bool
-
-    @property
-    def takes_pods(self) -> bool:
-        """Whether it is open for new pods now."""
-        return self.ready and not self.cordoned and not any(is_passing(text(taint, "key")) for taint in self.taints)
 
     @property
     def is_system(self) -> bool:
@@ -51,7 +50,7 @@ def hosts_of(manifests: Sequence[Mapping[str, Any]]) -> list[Host]:
                 name=text(manifest, "metadata", "name"),
                 labels=words(at(manifest, "metadata", "labels")),
                 allocatable=words(at(manifest, "status", "allocatable")),
-                taints=tuple(maps(manifest, "spec", "taints")),
+                taints=tuple(one for one in maps(manifest, "spec", "taints") if text(one, "effect") in _KEEP_OFF),
                 cordoned=at(manifest, "spec").get("unschedulable") is True,
                 ready=ready is None or ready.status == "True",
             )
@@ -90,13 +89,26 @@ def _holds(expression: Mapping[str, Any], value: str | None) -> bool:
 
 def untolerated(host: Host, pod: Pod) -> list[str]:
     """Taints that keep the pod off as long as nobody changes them, as `key=value:effect`."""
-    found = []
-    for taint in host.taints:
-        if text(taint, "effect") not in ("NoSchedule", "NoExecute") or is_passing(text(taint, "key")):
-            continue
-        if not any(_tolerates(t, taint) for t in pod.tolerations):
-            found.append(taint_text(taint))
-    return found
+    return [taint_text(one) for one in _walls(host, pod) if not is_passing(text(one, "key"))]
+
+
+def passing(host: Host, pod: Pod) -> list[str]:
+    """Taints that keep the pod off while the host is coming, going or sick."""
+    return [taint_text(one) for one in _walls(host, pod) if is_passing(text(one, "key"))]
+
+
+def _walls(host: Host, pod: Pod) -> list[Mapping[str, Any]]:
+    return [one for one in host.taints if not _tolerated(one, pod)]
+
+
+def cordoned(host: Host, pod: Pod) -> bool:
+    """Whether somebody has closed it for pods like this."""
+    return host.cordoned and not _tolerated(_CORDON, pod)
+
+
+def takes(host: Host, pod: Pod) -> bool:
+    """Whether it is open for such new pods now, as far as that passes."""
+    return host.ready and not cordoned(host, pod) and not passing(host, pod)
 
 
 def is_system(taint: str) -> bool:
@@ -113,6 +125,10 @@ def taint_text(taint: Mapping[str, Any]) -> str:
     """`key=value:effect`."""
     value = text(taint, "value")
     return f"{text(taint, 'key')}{'=' + value if value else ''}:{text(taint, 'effect')}"
+
+
+def _tolerated(taint: Mapping[str, Any], pod: Pod) -> bool:
+    return any(_tolerates(one, taint) for one in pod.tolerations)
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

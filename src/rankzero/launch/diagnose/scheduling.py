@@ -14,6 +14,7 @@ from rankzero.launch.diagnose import autoscaling
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.diagnose.hosts import (
     Host,
+    cordoned,
     hosts_of,
     is_passing,
     is_system,
@@ -21,6 +22,7 @@ from rankzero.launch.diagnose.hosts import (
     misses,
     readable,
     similar,
+    takes,
     untolerated,
 )
 from rankzero.launch.joined import JoinedEvidence
@@ -124,9 +126,12 @@ def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> 
         most, name = largest(free, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
             return _too_large(pod, who, resource, quantity, most, name, free)
-    if not any(host.takes_pods for host in free):
+    if not any(takes(host, pod) for host in free):
         names = listed(host.name for host in free)
-        fix = f"`kubectl uncordon {free[0].name}` once it may be used again, or wait"
+        closed = next((host.name for host in free if cordoned(host, pod)), "")
+        fix = f"`kubectl uncordon {closed}` once it may be used again, or wait"
+        if not closed:
+            fix = f"wait, and see why: `kubectl describe node {free[0].name}`"
         return Finding("unschedulable-cordoned", "waiting", f"{who} fits only on {names}, which take no pods now", fix)
     return None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.launch.diagnose.hosts import hosts_of, outside
+from rankzero.launch.diagnose.hosts import cordoned, hosts_of, outside, passing, takes, untolerated
 from rankzero.launch.pods import parse_pod
 
 
@@ -39,3 +39,32 @@ def test_required_node_affinity(terms: list[Any], meets: bool) -> None:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     pod = parse_pod({"spec": {"affinity": {"nodeAffinity": required}}})
     assert outside(host, pod) is not meets
+
+
+@pytest.mark.parametrize(
+    ("taint", "tolerates", "passes", "stays"),
+    [
+        ("DeletionCandidateOfClusterAutoscaler:PreferNoSchedule", {}, False, False),
+        ("team:PreferNoSchedule", {}, False, False),
+        ("team:NoSchedule", {}, False, True),
+        ("team:NoSchedule", {"key": "team"}, False, False),
+        ("team:NoExecute", {"key": "team", "effect": "NoSchedule"}, False, True),
+        ("example.com/agent-not-ready:NoExecute", {}, True, False),
+        ("example.com/startup:NoSchedule", {"key": "example.com/startup"}, False, False),
+        ("node.kubernetes.io/not-ready:NoExecute", {"key": "team"}, True, False),
+        ("node.kubernetes.io/memory-pressure:NoSchedule", {"key": ""}, False, False),
+    ],
+)
+def test_taints_that_keep_a_pod_off(taint: str, tolerates: dict[str, str], passes: bool, stays: bool) -> None:
+    key, _, effect = taint.partition(":")
+    host = hosts_of([{"metadata": {"name": "n"}, "spec": {"taints": [{"key": key, "effect": effect}]}}])[0]
+    tolerations = [{"operator": "Exists", **tolerates}] if tolerates else []
+    pod = parse_pod({"spec": {"tolerations": tolerations}})
+    assert (passing(host, pod), untolerated(host, pod)) == ([taint] * passes, [taint] * stays)
+    assert takes(host, pod) is not passes
+
+
+def test_a_cordon_keeps_off_whoever_does_not_tolerate_it() -> None:
+    host = hosts_of([{"metadata": {"name": "n"}, "spec": {"unschedulable": True}}])[0]
+    everything = parse_pod({"spec": {"tolerations": [{"operator": "Exists"}]}})
+    assert cordoned(host, parse_pod({})) and not cordoned(host, everything) and takes(host, everything)

@@ -6,10 +6,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankzero.launch.backends.kubernetes.needs import amounts_of, shown
-from rankzero.launch.diagnose.hosts import Host, hosts_of, largest, misses, outside, readable, similar, untolerated
+from rankzero.launch.diagnose.hosts import (
+    Host,
+    cordoned,
+    hosts_of,
+    largest,
+    misses,
+    outside,
+    passing,
+    readable,
+    similar,
+    untolerated,
+)
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.refusals import field_of
@@ -33,17 +44,25 @@ class Room:
     doubt: Doubt | None
 
 
+class _Obstacle(NamedTuple):
+    """What keeps every pod of a spec off a node, of whatever size."""
+
+    one: str
+    several: str
+    fix: str
+
+
 def room_for(pod: Mapping[str, Any], count: int, fewest: int, nodes: Sequence[Manifest]) -> Room:
     """For `count` pods of a spec, of which `fewest` are enough to train."""
     asked, plain, hosts = amounts_of(pod, "requests"), parse_pod({"spec": pod}), hosts_of(nodes)
     kept_off = [_obstacle(host, plain) for host in hosts]
-    open_ = [host for host, obstacle in zip(hosts, kept_off, strict=True) if not obstacle]
+    open_ = [host for host, obstacle in zip(hosts, kept_off, strict=True) if obstacle is None]
     fitting = [host for host in open_ if not any(_lacks(host, name, many) for name, many in asked.items())]
     own = {host.name for host in fitting}
     having = tuple(node for node in nodes if text(node, "metadata", "name") in own)
     head = f"{len(having)} of {counted(len(nodes), 'node')} {_wanted(asked)}"
     short = "" if len(having) >= count else f"; {counted(count, 'pod')} on a node of its own would wait"
-    whys, fixes = _reasons(plain, asked, kept_off, open_)
+    whys, fixes = _reasons(asked, kept_off, open_)
     if not having and whys:
         short = f"; pods would wait: {'; '.join(whys)}"
     waits = _places(pod, asked, fitting, count) < fewest
@@ -58,13 +77,22 @@ def room_for(pod: Mapping[str, Any], count: int, fewest: int, nodes: Sequence[Ma
     return Room(having, f"{head}{known}{short}", doubt)
 
 
-def _obstacle(host: Host, pod: Pod) -> str:
-    """What keeps every pod of this spec off a host, of whatever size; empty where nothing does."""
-    if not host.takes_pods:
-        return "closed"
+def _obstacle(host: Host, pod: Pod) -> _Obstacle | None:
+    see = "`kubectl describe node NODE` says why"
+    wanted = listed(f"{key}={value}" for key, value in pod.selector.items())
     if misses(host, pod.selector):
-        return "selector"
-    return "affinity" if outside(host, pod) else ", ".join(untolerated(host, pod))
+        return _Obstacle(f"lacks {wanted}", f"lack {wanted}", "correct node_selector")
+    if outside(host, pod):
+        return _Obstacle("is outside of its node affinity", "are outside of its node affinity", "correct pod_patch")
+    if taints := listed(untolerated(host, pod)):
+        return _Obstacle(f"has taint {taints}", f"have taint {taints}", "add tolerations, if the run may use it")
+    if cordoned(host, pod):
+        return _Obstacle("is cordoned", "are cordoned", "`kubectl uncordon NODE` once it may be used again")
+    if not host.ready:
+        return _Obstacle("is not ready", "are not ready", see)
+    if taints := listed(passing(host, pod)):
+        return _Obstacle(f"comes, goes or is sick ({taints})", f"come, go or are sick ({taints})", see)
+    return None
 
 
 def _lacks(host: Host, name: str, asked: Fraction) -> bool:
@@ -73,22 +101,13 @@ def _lacks(host: Host, name: str, asked: Fraction) -> bool:
 
 
 def _reasons(
-    pod: Pod, asked: Mapping[str, Fraction], kept_off: Sequence[str], open_: Sequence[Host]
+    asked: Mapping[str, Fraction], kept_off: Sequence[_Obstacle | None], open_: Sequence[Host]
 ) -> tuple[list[str], list[str]]:
     """Why nodes take no pod, and what could be done about each."""
-    wanted = listed(f"{key}={value}" for key, value in pod.selector.items())
-    words = {
-        "closed": ("takes no pods now", "take no pods now", "`kubectl uncordon NODE` once it may be used again"),
-        "selector": (f"lacks {wanted}", f"lack {wanted}", "correct node_selector"),
-        "affinity": ("is outside of its node affinity", "are outside of its node affinity", "correct pod_patch"),
-    }
     whys, fixes = [], []
-    for obstacle, number in Counter(filter(None, kept_off)).most_common(6):
-        one, several, fix = words.get(
-            obstacle, (f"has taint {obstacle}", f"have taint {obstacle}", "add tolerations, if the run may use it")
-        )
-        whys.append(f"{counted(number, 'node')} {one if number == 1 else several}")
-        fixes.append(fix)
+    for obstacle, number in Counter(one for one in kept_off if one is not None).most_common(6):
+        whys.append(f"{counted(number, 'node')} {obstacle.one if number == 1 else obstacle.several}")
+        fixes.append(obstacle.fix)
     for name, many in asked.items():
         if open_ and all(_lacks(host, name, many) for host in open_):
             most = readable(name, largest(open_, name)[0])
