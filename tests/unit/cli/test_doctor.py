@@ -129,6 +129,26 @@ def test_nodes_that_come_and_go_are_not_to_be_uncordoned(gpus: Place) -> None:
     assert "describe node" in found["fix"] and "uncordon" not in found["fix"]
 
 
+@pytest.mark.parametrize("who", ["Kueue", "Karpenter", "the cluster's autoscaler"])
+def test_nodes_that_somebody_may_bring(gpus: Place, who: str) -> None:
+    """A pool is at zero, a flavor brings tolerations, or the nodes are another cluster's."""
+    for name in ("gpu-a", "gpu-b"):
+        gpus.cluster.store.drop("nodes", name, "")
+    assert checks(gpus, 69)["nodes"]["state"] == "wrong"
+    if who == "Kueue":
+        gpus.cluster.plurals |= {"workloads", "localqueues", "workloadpriorityclasses"}
+        gpus.cluster.publish()
+        put(gpus, "LocalQueue", "team", spec={})
+        Path("cluster.yaml").write_text(f"{CLUSTER}queue: {{name: team}}\n", encoding="utf-8")
+    elif who == "Karpenter":
+        versions = [{"version": "v1", "groupVersion": "karpenter.sh/v1"}]
+        gpus.cluster.documents["/apis"]["groups"].append({"name": "karpenter.sh", "versions": versions})
+    else:
+        put(gpus, "ConfigMap", "cluster-autoscaler-status", namespace="kube-system")
+    found = checks(gpus, 0)["nodes"]
+    assert found["state"] == "look" and f"{who} may" in found["what"]
+
+
 def test_a_claim_that_one_host_at_a_time_mounts(gpus: Place) -> None:
     claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
     put(gpus, "PersistentVolumeClaim", "outputs", **claim)

@@ -12,6 +12,8 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.resource import Resource
 
+_KARPENTER = "karpenter.sh"
+
 
 class Discovery:
     """Asks once and remembers."""
@@ -44,6 +46,10 @@ class Discovery:
             if error.status not in (403, 404):
                 raise
             return False
+
+    def has_karpenter(self) -> bool:
+        """Whether Karpenter makes nodes here, in whatever version."""
+        return bool(self._versions(_KARPENTER))
 
     def workloads(self) -> Resource | None:
         """Kueue's Workload in the version that the cluster prefers; None without Kueue."""

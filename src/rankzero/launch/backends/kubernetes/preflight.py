@@ -15,6 +15,7 @@ from rankzero.launch.backends.kubernetes.limits import defaulted, exceeded
 from rankzero.launch.backends.kubernetes.needs import Needs, shown
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
+    CONFIG_MAP,
     LIMIT_RANGE,
     NODE,
     PRIORITY_CLASS,
@@ -203,7 +204,13 @@ class Preflight:
 
 
 _LINES = {
-    **{RESOURCE_QUOTA.kind: "quota", LIMIT_RANGE.kind: "quota", SECRET.kind: "secrets", NODE.kind: "nodes"},
+    **{
+        RESOURCE_QUOTA.kind: "quota",
+        LIMIT_RANGE.kind: "quota",
+        SECRET.kind: "secrets",
+        NODE.kind: "nodes",
+        CONFIG_MAP.kind: "nodes",
+    },
     **{CLAIM.kind: "storage", STORAGE_CLASS.kind: "storage", VOLUME.kind: "storage", "LocalQueue": "queue"},
 }
 """What a survey calls what is looked at."""

@@ -6,7 +6,7 @@ Reads, and has the server judge every object without keeping it. What may not be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rankzero.errors import RankzeroError
@@ -18,6 +18,7 @@ from rankzero.launch.backends.kubernetes.needs import Needs, needs_of, pod_specs
 from rankzero.launch.backends.kubernetes.preflight import could_not_ask, is_default
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
+    CONFIG_MAP,
     NODE,
     RESOURCE_QUOTA,
     SECRET,
@@ -33,6 +34,9 @@ from rankzero.launch.resource import Resource
 from rankzero.launch.survey import Doubt, Survey
 from rankzero.launch.untyped_json import at, maps, text, whole, words
 from rankzero.wording import counted, listed
+
+_AUTOSCALER = ("kube-system", "cluster-autoscaler-status")
+"""Where the cluster's autoscaler says how it is, unless a site moved it."""
 
 
 @dataclass(slots=True)
@@ -118,9 +122,31 @@ class Surveyor:
         if every is None:
             return [], "may not be read"
         room = room_for(_training_pod(self.objects), needs.pods, needs.fewest, every)
-        if room.doubt is not None:
-            self._doubts.append(room.doubt)
+        if room.doubt is None:
+            return room.nodes, room.says
+        others = self._may_bring_others(needs) if room.doubt.waits else ""
+        if others:  # then the nodes that there are now do not say what pods get
+            doubt = replace(room.doubt, what=f"{room.doubt.what}; {others}", waits=False)
+            self._doubts.append(doubt)
+            return room.nodes, f"{room.says}; {others}"
+        self._doubts.append(room.doubt)
         return room.nodes, room.says
+
+    def _may_bring_others(self, needs: Needs) -> str:
+        """Who may give pods other nodes than those that there are, or tolerations for them; empty: nobody is known."""
+        if needs.queue:
+            return "Kueue may give them tolerations and labels by a flavor of its queue, or another cluster's nodes"
+        if self.discovery.has_karpenter():
+            return "Karpenter may make nodes for them"
+        return "the cluster's autoscaler may make nodes for them" if self._has_autoscaler() else ""
+
+    def _has_autoscaler(self) -> bool:
+        try:
+            self.api.get(CONFIG_MAP.path(*_AUTOSCALER))
+        except ApiError as error:
+            self._note(CONFIG_MAP, error)
+            return False
+        return True
 
     def _quota(self) -> str:
         quotas = self._list(RESOURCE_QUOTA)
