@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import shlex
 import subprocess
 import threading
@@ -10,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankzero.errors import AccessError
-from rankzero.redaction import Redactor
+from rankzero.redaction import LineRedactor, Redactor
 from rankzero.stderr import write_stderr
 
 PATIENCE_SECONDS = 600.0
 """People open a browser, look for their telephone and type a code; a code is good for a quarter of an hour at most."""
 _LAST_WORDS_SECONDS = 1.0
 """For the end of what it says: a child that outlives it may hold standard error open."""
+_QUIET_SECONDS = 0.5
+"""After so long a line without an end is a question, which somebody's answer ends."""
 _TAIL = 500
 
 
@@ -39,7 +43,7 @@ def log_in(command: Sequence[str], env: Mapping[str, str], *, asks: bool, where:
     """Run it. Standard error, where it tells people what to do, is passed on as it comes. Raises OSError where it
     cannot be run, AccessError where it does not end."""
     read, write = os.pipe()
-    heard = _Heard(read)
+    heard = _Heard(read, Redactor(env))
     try:
         process = subprocess.Popen(
             command, env=dict(env), stdin=None if asks else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=write
@@ -67,19 +71,38 @@ def log_in(command: Sequence[str], env: Mapping[str, str], *, asks: bool, where:
 class _Heard(threading.Thread):
     """Passes on what a pipe brings, and keeps its end."""
 
-    def __init__(self, pipe: int) -> None:
-        super().__init__(daemon=True)
-        self._pipe, self._redact, self._text = pipe, Redactor(os.environ), ""
+    def __init__(self, pipe: int, redact: Redactor) -> None:
+        super().__init__(name="stderr of a login command", daemon=True)
+        self._pipe, self._redact, self._line = pipe, redact, LineRedactor(redact)
+        self._text = ""
 
     def run(self) -> None:
-        """Until nobody holds the other end."""
+        """Until nobody holds the other end. Line by line: a secret that came in parts would be in none of them."""
+        decoder, rest, ends = codecs.getincrementaldecoder("utf-8")("replace"), "", False
         with open(self._pipe, "rb", buffering=0) as pipe:
-            while part := pipe.read(65536):
-                said = self._redact(part.decode(errors="replace"))
-                write_stderr(said)
-                self._text = (self._text + said)[-4 * _TAIL :]
+            there = select.poll()
+            there.register(pipe, select.POLLIN)
+            while not ends:
+                if there.poll(_QUIET_SECONDS * 1000 if rest else None):
+                    part = pipe.read(65536)
+                    ends = not part
+                    *lines, rest = (rest + decoder.decode(part, final=ends)).split("\n")
+                    for line in lines:
+                        self._tell(line, "\n")
+                    if not ends:
+                        continue
+                self._tell(rest, "")
+                rest = ""
+
+    def _tell(self, said: str, end: str) -> None:
+        told = self._line(said)
+        if told is None:
+            return
+        self._text = (self._text + told + end)[-4 * _TAIL :]
+        if told or end:
+            write_stderr(told + end)
 
     def tail(self) -> str:
         """What was said last."""
         self.join(_LAST_WORDS_SECONDS)
-        return self._text.strip()[-_TAIL:]
+        return self._redact(self._text).strip()[-_TAIL:]

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,42 @@ def test_what_a_login_command_asks_for_is_heard(
     env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
     assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
     assert capfd.readouterr().err == "open https://login and enter ABCD\n[hidden]\n"
+
+
+def test_no_secret_of_a_login_command_is_heard(
+    bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its own environment, a private key line by line, and a token that comes in two parts."""
+    monkeypatch.setenv("HF_TOKEN", "hf_canary89canary89canary89")
+    parts = [
+        *("with canary-vault\n", "-----BEGIN PRIVATE KEY-----\n", "canaryMIIEvQ", "IBADAN\n"),
+        *("-----END PRIVATE KEY-----\n", "hf_canary89", "canary89canary89\n", "code? "),
+    ]
+    script = f"""
+import fcntl, termios, time
+for part in {parts!r}:
+    print(part, end="", file=sys.stderr, flush=True)
+    while any(fcntl.ioctl(2, termios.FIONREAD, bytes(4))):
+        pass  # nobody has read it
+while not os.path.exists({str(tmp_path / "heard")!r}):
+    time.sleep(0.01)
+sys.exit(3)"""
+    command = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": str(login(tmp_path, script)),
+        "env": [{"name": "VAULT_TOKEN", "value": "canary-vault"}],
+    }
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    backend = open_kubernetes(None, "train", say=bench.said.append, env=env)
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(backend.runs)
+        heard = ""
+        while not heard.endswith("code? ") and not done.done():  # a question is heard while it waits
+            heard += capfd.readouterr().err
+        (tmp_path / "heard").touch()
+        error = done.exception()
+    assert heard.endswith("[hidden]\n[hidden]\ncode? ") and "canary" not in heard
+    assert isinstance(error, AccessError) and "canary" not in str(error) and "code?" in str(error)
 
 
 def test_a_login_command_that_nobody_answers(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
