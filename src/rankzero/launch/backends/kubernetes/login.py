@@ -6,9 +6,12 @@ import codecs
 import os
 import select
 import shlex
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rankzero.errors import AccessError
@@ -44,9 +47,15 @@ def log_in(command: Sequence[str], env: Mapping[str, str], *, asks: bool, where:
     cannot be run, AccessError where it does not end."""
     read, write = os.pipe()
     heard = _Heard(read, Redactor(env))
+    alone = not asks and not _has_terminal()  # who leads a group of its own may not read the terminal
     try:
         process = subprocess.Popen(
-            command, env=dict(env), stdin=None if asks else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=write
+            command,
+            env=dict(env),
+            stdin=None if asks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=write,
+            start_new_session=alone,
         )
     except BaseException:
         os.close(read)
@@ -56,16 +65,49 @@ def log_in(command: Sequence[str], env: Mapping[str, str], *, asks: bool, where:
     heard.start()
     with process:
         try:
-            out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+            out = _answer(process)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process, alone)
             hint = f"log in first: {shlex.join(command)}"
             what = f"has not ended within {PATIENCE_SECONDS / 60:.0f} minutes: {heard.tail()}".rstrip(": ")
             raise AccessError(what, where=where, hint=hint) from None
         except BaseException:
-            process.kill()
+            _kill(process, alone)
             raise
     return Login(process.returncode, out, heard.tail())
+
+
+def _has_terminal() -> bool:
+    """Whether this process has one, wherever its standard input comes from: the command may ask there as well."""
+    try:
+        os.close(os.open(os.ctermid(), os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _answer(process: subprocess.Popen[bytes]) -> bytes:
+    """What it printed. Once it has ended there is no more of it, though a child may hold its output open."""
+    until, ended = time.monotonic() + PATIENCE_SECONDS, False
+    while True:
+        left = max(0.0, until - time.monotonic())
+        try:
+            return process.communicate(timeout=min(left, _LAST_WORDS_SECONDS))[0]
+        except subprocess.TimeoutExpired as unfinished:
+            if ended:
+                return bytes(unfinished.output or b"")
+            ended = process.poll() is not None
+            if not ended and not left:
+                raise
+
+
+def _kill(process: subprocess.Popen[bytes], alone: bool) -> None:
+    """With all that it has started, where that is a group of its own."""
+    if not alone:
+        process.kill()
+        return
+    with suppress(ProcessLookupError, PermissionError):  # nobody is left; some systems say it in this way
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class _Heard(threading.Thread):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lightkube.config.models import UserExec
 from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import LogQuery
 from rankzero.launch.backends.kubernetes import auth
+from rankzero.launch.backends.kubernetes import login as logins
 from rankzero.launch.backends.kubernetes.api import ATTEMPTS, Api
 from rankzero.launch.backends.kubernetes.auth import Connection, ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
@@ -212,6 +215,47 @@ def test_a_login_command_that_nobody_answers(bench: Bench, tmp_path: Path, monke
     with pytest.raises(AccessError, match="has not ended") as caught:
         open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
     assert caught.value.problems[0].hint == f"log in first: {path} -x"
+
+
+@pytest.mark.parametrize("how", ["timeout", "Ctrl-C"])
+def test_nothing_is_left_of_a_login_command_that_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nor of what it started, where there is no terminal that tells all of them."""
+    monkeypatch.setattr(logins, "_has_terminal", lambda: False)
+    left, holds = os.pipe()  # at its end once nobody holds it any more
+    child = f"import os, time; time.sleep(10); os.write({holds}, b'a child')"
+    path = login(
+        tmp_path, f"import signal, subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}], close_fds=False)"
+    )
+    with path.open("a", encoding="utf-8") as script:
+        script.write("os.kill(os.getppid(), signal.SIGINT)\n" if how == "Ctrl-C" else "")
+        script.write("signal.pause()\n")
+    monkeypatch.setattr(logins, "PATIENCE_SECONDS", 1.0 if how == "timeout" else 60.0)
+    monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, pass_fds=[holds]))
+    try:
+        with pytest.raises(AccessError if how == "timeout" else KeyboardInterrupt):
+            logins.log_in([str(path)], os.environ, asks=False, where="login command")
+    finally:
+        os.close(holds)
+    with open(left, "rb") as pipe:
+        assert pipe.read() == b""
+
+
+def test_a_login_command_whose_child_lives_on_has_given_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "PATIENCE_SECONDS", 20.0)
+    os.mkfifo(tmp_path / "ends")
+    holds = os.open(tmp_path / "ends", os.O_RDWR)
+    child = f"['cat', {str(tmp_path / 'ends')!r}]"
+    path = login(tmp_path, f"import subprocess\nprint('answer', flush=True)\nsubprocess.Popen({child})")
+    try:
+        done = logins.log_in([str(path)], os.environ, asks=False, where="login command")
+    finally:
+        os.write(holds, b"end")
+        os.close(holds)
+    assert (done.code, done.out) == (0, b"answer\n")
 
 
 @pytest.mark.parametrize("mode", ["Always", "Never", "IfAvailable"])
