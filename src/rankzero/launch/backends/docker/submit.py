@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -194,10 +195,14 @@ def _check_images(docker: Docker, wanted: Sequence[Container]) -> None:
         )
 
 
+_IN_A_CONTAINER = ("/.dockerenv", "/run/.containerenv")
+"""What Docker and Podman leave in those that they make."""
+
+
 def _check_directories(wanted: Sequence[Container], host: Host) -> None:
-    """Docker mounts no directory that is not there. Where the daemon is another machine's, it alone knows; what this
-    user may not see may be there."""
-    if host.name != socket.gethostname():
+    """Docker mounts no directory that is not there. Where the daemon is another machine's, it alone knows, and so it
+    does beside a container with the host's name; what this user may not see may be there."""
+    if host.name != socket.gethostname() or any(Path(mark).exists() for mark in _IN_A_CONTAINER):
         return
     paths = dict.fromkeys(mount.source for one in wanted for mount in one.mounts if mount.kind == "directory")
     if missing := [path for path in paths if _is_absent(path)]:

@@ -71,6 +71,10 @@ def test_a_directory_that_is_not_there_is_told_before_anything_is_made(
     mounting["spec"]["containers"][0]["volumeMounts"].append({"name": "data", "mountPath": "/data"})
     assert backend.survey(objects(mounting)).refused is None, "the daemon is another machine's"
     monkeypatch.setattr("socket.gethostname", lambda: "box")
+    marks = "rankzero.launch.backends.docker.submit._IN_A_CONTAINER"
+    monkeypatch.setattr(marks, (str(tmp_path),))
+    assert backend.survey(objects(mounting)).refused is None, "a container has directories of its own"
+    monkeypatch.setattr(marks, ())
     with pytest.raises(ConfigError, match="there is no such directory on this machine"):
         backend.submit(objects(mounting), lambda line: None)
     assert isinstance(backend.survey(objects(mounting)).refused, ConfigError) and not daemon.state["volumes"]
