@@ -144,7 +144,7 @@ class Submission:
         if plan.training.do == "keep":
             return []
         there = plan.training.existing
-        replaces = there is not None and ended(there) is None
+        replaces = self._run if there is not None and ended(there) is None else ""
         look = Preflight(self.api, self.discovery, needs_of(self.objects), self.say, replaces=replaces)
         problems = look.run()
         self.doubts += look.doubts

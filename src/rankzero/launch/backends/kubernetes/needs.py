@@ -68,7 +68,7 @@ def needs_of(objects: Sequence[Manifest]) -> Needs:
             _add_pod(found, pod, made)
             found.specs.append(pod)
             found.pods += 0 if is_preparation(one) else count
-            _add_amounts(first if is_preparation(one) else found.amounts, pod, count)
+            add_amounts(first if is_preparation(one) else found.amounts, pod, count)
     found.fewest = min(found.pods, fewest) if fewest else found.pods
     found.least = {name: asked * found.fewest / max(1, found.pods) for name, asked in found.amounts.items()}
     for amounts in (found.amounts, found.least):
@@ -125,7 +125,8 @@ def _patched_secrets(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield text(reference, key), who
 
 
-def _add_amounts(amounts: dict[str, Fraction], pod: Mapping[str, Any], count: int) -> None:
+def add_amounts(amounts: dict[str, Fraction], pod: Mapping[str, Any], count: int) -> None:
+    """What so many pods of a spec take of a ResourceQuota."""
     amounts["pods"] = amounts.get("pods", Fraction()) + count
     for kind in ("requests", "limits"):
         for name, asked in amounts_of(pod, kind).items():

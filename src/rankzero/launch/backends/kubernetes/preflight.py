@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -12,7 +12,7 @@ from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.limits import defaulted, exceeded
-from rankzero.launch.backends.kubernetes.needs import Needs, shown
+from rankzero.launch.backends.kubernetes.needs import Needs, add_amounts, shown
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CONFIG_MAP,
@@ -25,9 +25,9 @@ from rankzero.launch.backends.kubernetes.resources import (
     STORAGE_CLASS,
     VOLUME,
 )
-from rankzero.launch.labels import Manifest
+from rankzero.launch.labels import RUN, Manifest
 from rankzero.launch.pods import conditions_of
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import POD, Resource
 from rankzero.launch.survey import Doubt
 from rankzero.launch.untyped_json import at, exact_amount, text, words
 
@@ -42,8 +42,8 @@ class Preflight:
     discovery: Discovery
     needs: Needs
     say: Say
-    replaces: bool = False
-    """Whether pods of this run are there already, whose share of a quota comes free."""
+    replaces: str = ""
+    """A run whose pods make room for these."""
     doubts: list[Doubt] = field(default_factory=list)
     """What a submit is taken with all the same."""
     failed: set[Resource] = field(default_factory=set)
@@ -151,6 +151,7 @@ class Preflight:
     def _quotas(self, ranges: list[Manifest] | None) -> Iterator[Problem]:
         """More than a quota grants in all can never run; more than is free at the moment waits for others to end."""
         quotas = self._list(RESOURCE_QUOTA) or []
+        freed = self._freed() if quotas and self.replaces else {}
         for quota in quotas:
             if at(quota, "spec").get("scopes") or at(quota, "spec").get("scopeSelector"):
                 continue  # whether it counts these pods follows from more than their requests
@@ -158,7 +159,8 @@ class Preflight:
             where = f"ResourceQuota/{quota['metadata']['name']}"
             for name, most in sorted(hard.items()):
                 counted = name if "." in name or name == "pods" else f"requests.{name}"  # `cpu` is requests.cpu
-                grant, taken = exact_amount(most), 0 if self.replaces else exact_amount(used.get(name)) or 0
+                grant, taken = exact_amount(most), exact_amount(used.get(name)) or Fraction()
+                taken = max(Fraction(), taken - freed.get(counted, Fraction())) if freed is not None else Fraction()
                 asked, least = self.needs.amounts.get(counted, Fraction()), self.needs.least.get(counted, Fraction())
                 if counted in self.needs.unsaid and ranges is not None and not defaulted(ranges, counted):
                     hint = f"set resources.{counted.removeprefix('requests.')} in cluster.yaml"
@@ -177,6 +179,15 @@ class Preflight:
                     fix = "wait until others end, or ask for less (num_nodes, resources)"
                     self.doubts.append(Doubt("quota", what, fix, waits=waits))
 
+    def _freed(self) -> dict[str, Fraction] | None:
+        """What the pods of the run that makes room take of quotas; None where they may not be listed."""
+        pods = self._list(POD, {"labelSelector": f"{RUN}={self.replaces}"})
+        freed: dict[str, Fraction] = {}
+        for pod in pods or ():
+            if _phase(pod) not in ("Succeeded", "Failed"):  # quotas count no others
+                add_amounts(freed, at(pod, "spec"), 1)
+        return None if pods is None else freed
+
     def _read(self, resource: Resource, name: str) -> Manifest | None:
         try:
             return self.api.read(resource, name)
@@ -185,9 +196,9 @@ class Preflight:
             self._unknown.add((resource, name))
             return None
 
-    def _list(self, resource: Resource) -> list[Manifest] | None:
+    def _list(self, resource: Resource, params: Mapping[str, str] | None = None) -> list[Manifest] | None:
         try:
-            return self.api.list(resource)[0]
+            return self.api.list(resource, params)[0]
         except ApiError as error:
             self._note(resource, error)
             self._unknown.add((resource, ""))

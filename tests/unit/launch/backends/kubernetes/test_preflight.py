@@ -165,6 +165,23 @@ class TestQuota:
         bench.submit(objects(**self.RUN))
         assert bench.heard("ResourceQuota/q: 4 of 6 requests.nvidia.com/gpu are taken; pods wait until 4 are free")
 
+    def test_only_what_its_own_pods_take_comes_free_for_another_spec(self, bench: Bench) -> None:
+        """Others have 12 GPUs; of the run's own pods one has ended. A run that was cancelled has none."""
+        manifests = objects(**self.RUN)
+        bench.submit(manifests)
+        self.quota(bench, {"requests.nvidia.com/gpu": "16"}, **{"requests.nvidia.com/gpu": "16"})
+        (nothing,) = self.doubts(bench, {**self.RUN, "steps": 20})
+        assert nothing.waits and "16 of 16" in nothing.what
+        template = next(one for one in manifests if one["kind"] == "Job")["spec"]["template"]
+        for name, phase in (("r-0", "Running"), ("r-1", "Running"), ("r-2", "Failed")):
+            metadata = {"labels": template["metadata"]["labels"]}
+            put(bench.cluster, "Pod", name, metadata=metadata, spec=template["spec"], status={"phase": phase})
+        assert self.doubts(bench, {**self.RUN, "steps": 20}) == []
+        (some,) = self.doubts(bench, {**self.RUN, "steps": 20, "nproc_per_node": 3})
+        assert some.waits
+        bench.cluster.forbidden |= {("list", "pods")}
+        assert self.doubts(bench, {**self.RUN, "steps": 20, "nproc_per_node": 3}) == [], "nobody knows"
+
     def test_what_pods_have_to_say(self, bench: Bench) -> None:
         self.quota(bench, {"limits.cpu": "64"})
         missing = refused(bench, **self.RUN)
