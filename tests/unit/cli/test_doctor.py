@@ -297,6 +297,14 @@ def test_rights_that_later_commands_use(gpus: Place) -> None:
     assert checks(gpus, 0)["rights"]["state"] == "ok"
 
 
+def test_rights_that_the_server_fails_over(gpus: Place) -> None:
+    """It is asked once, not for each right and six times over."""
+    gpus.cluster.fail("POST", "reviews", times=10**9, status=500, reason="InternalError", message="webhook")
+    found = checks(gpus, 0)["rights"]
+    assert found["state"] == "look" and found["what"] == "rights could not be looked at (InternalError): webhook"
+    assert sum("reviews" in request.path for request in gpus.cluster.requests) == 1
+
+
 def test_nobody_answers(gpus: Place) -> None:
     gpus.cluster.die()
     found = checks(gpus, 69)

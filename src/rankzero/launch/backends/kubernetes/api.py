@@ -71,6 +71,7 @@ class _Call:
     """What becomes of the server's words before anybody hears them: it may quote what it was sent."""
     warned: Say = _heedless
     """Told each of the warnings that come with an answer."""
+    tries: int = ATTEMPTS
     patient: bool = False
     """Whether to go on asking a server that does not answer for as long as LONGEST_SILENCE."""
 
@@ -145,6 +146,12 @@ class Api:
         headers = {"Content-Type": content_type, "Accept": "application/json" if hide is None else _METADATA_ONLY}
         call = _Call(method, path, verb, params or {}, resource, name, body, headers, hide or str, warned)
         return self._send(call)
+
+    def review(self, resource: Resource, asked: Manifest, *, tries: int = ATTEMPTS) -> Manifest:
+        """What the server says to an object that it does not keep."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        path, verb = resource.path(self.place.namespace), f"create {resource.title}"
+        return self._send(_Call("POST", path, verb, resource=resource, body=asked, headers=headers, tries=tries))
 
     def page(self, resource: Resource) -> builtins.list[Manifest] | None:
         """All objects where they fit into one page; None where there are more."""
@@ -312,7 +319,7 @@ class Api:
                 return _decoded(response, call.verb)
             hopeless = response.status not in _WORTH_A_RETRY or response.is_without_tls
             waits = call.patient and self.clock.monotonic() - began < LONGEST_SILENCE
-            if hopeless or (attempt >= ATTEMPTS and not waits):
+            if hopeless or (attempt >= call.tries and not waits):
                 raise response
             self._wait(attempt, response)
 

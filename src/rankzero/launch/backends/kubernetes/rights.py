@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.api import ATTEMPTS, Api
 from rankzero.launch.backends.kubernetes.collect import AT_ONCE
-from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
+from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.resources import CLAIM, CONFIG_MAP, EVENT, SECRET, SERVICE, resource_of
 from rankzero.launch.labels import Manifest
 from rankzero.launch.resource import POD, Resource
@@ -37,10 +37,23 @@ def used(objects: Sequence[Manifest]) -> dict[tuple[str, str], tuple[str, ...]]:
 def missing_rights(api: Api, objects: Sequence[Manifest]) -> Iterator[Doubt]:
     """One for each resource. Where the server reviews nothing, or does not say, nothing is missing."""
     wanted = [(group, plural, verb) for (group, plural), verbs in used(objects).items() for verb in verbs]
+    failures: list[ApiError] = []
+
+    def refused_(asked: tuple[str, str, str], tries: int = ATTEMPTS) -> bool:
+        try:
+            return not failures and _refused(api, *asked, tries)  # who fails over one fails over all, in their time
+        except ApiError as error:
+            failures.append(error)
+            return False
+
+    first, *rest = wanted
+    refused = [first] if refused_(first, tries=1) else []
     with ThreadPoolExecutor(AT_ONCE) as pool:  # one after the other, a distant cluster takes seconds
-        refused = [
-            one for one, said in zip(wanted, pool.map(lambda one: _refused(api, *one), wanted), strict=True) if said
-        ]
+        refused += [one for one, said in zip(rest, pool.map(refused_, rest), strict=True) if said]
+    if failures and failures[0].status not in (403, 404):
+        why = failures[0].refusal
+        what = f"rights could not be looked at ({why.reason or why.status}): {why.message}"
+        yield Doubt("rights", what, "give the command again; the cluster's administrator knows more")
     place = api.place.namespace
     for group, plural in dict.fromkeys((group, plural) for group, plural, _ in refused):
         verbs = ", ".join(verb for *about, verb in refused if about == [group, plural])
@@ -50,7 +63,7 @@ def missing_rights(api: Api, objects: Sequence[Manifest]) -> Iterator[Doubt]:
         yield Doubt("rights", f"{what}, which submit, status, logs, cancel or delete use", fix)
 
 
-def _refused(api: Api, group: str, plural: str, verb: str) -> bool:
+def _refused(api: Api, group: str, plural: str, verb: str, tries: int) -> bool:
     plural, _, part = plural.partition("/")
     asked = {"namespace": api.place.namespace, "verb": verb, "group": group, "resource": plural, "subresource": part}
     body: Manifest = {
@@ -59,10 +72,4 @@ def _refused(api: Api, group: str, plural: str, verb: str) -> bool:
         "metadata": {},
         "spec": {"resourceAttributes": asked},
     }
-    try:
-        answer = api.write("POST", REVIEW, "", body)
-    except ApiError as error:
-        if error.status == NO_ANSWER:
-            raise
-        return False
-    return at(answer, "status").get("allowed") is False
+    return at(api.review(REVIEW, body, tries=tries), "status").get("allowed") is False
