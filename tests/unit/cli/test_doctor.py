@@ -207,10 +207,23 @@ def test_what_else_pods_would_wait_for(
 def test_a_claim_that_nothing_makes_a_volume_for(gpus: Place) -> None:
     Path("cluster.yaml").write_text(CLUSTER.replace(", class: shared", ""), encoding="utf-8")
     assert "no storage class is the default" in checks(gpus, 69)["storage"]["what"]
+    put(gpus, "PersistentVolumeClaim", "outputs", spec={}, status={"phase": "Pending"})
+    found = checks(gpus, 69)["storage"]
+    assert "no storage class is the default" in found["what"] and found["fix"].startswith("delete it and give")
     put(gpus, "PersistentVolume", "v", namespace="", spec={}, status={"phase": "Available"})
     assert checks(gpus, 0)["storage"]["state"] == "look"
     gpus.cluster.forbidden |= {("list", "persistentvolumes")}
     assert checks(gpus, 0)["storage"]["state"] == "look"
+
+
+@pytest.mark.parametrize("group", ["storageclass.kubernetes.io", "storageclass.beta.kubernetes.io"])
+def test_the_default_class_makes_a_volume(gpus: Place, group: str) -> None:
+    Path("cluster.yaml").write_text(CLUSTER.replace(", class: shared", ""), encoding="utf-8")
+    notes = {"annotations": {f"{group}/is-default-class": "true"}}
+    put(gpus, "StorageClass", "shared", namespace="", metadata=notes)
+    assert checks(gpus, 0)["storage"]["what"].startswith("classes shared (default)")
+    put(gpus, "PersistentVolumeClaim", "outputs", spec={}, status={"phase": "Pending"})
+    assert checks(gpus, 0)["storage"]["state"] == "ok"
 
 
 def test_beside_a_smoke_test_that_is_under_way_everything_is_judged(gpus: Place) -> None:

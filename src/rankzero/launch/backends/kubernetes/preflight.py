@@ -31,7 +31,8 @@ from rankzero.launch.resource import POD, Resource
 from rankzero.launch.survey import Doubt
 from rankzero.launch.untyped_json import at, exact_amount, text, words
 
-_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+_DEFAULT_CLASS = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+"""Any of these; older provisioners write the second."""
 
 
 @dataclass(slots=True)
@@ -109,7 +110,8 @@ class Preflight:
         there = {name: self._read(CLAIM, name) for name in sorted({*self.needs.claims, *self.needs.storage_classes})}
         self.doubts += [doubt for one in there.values() if one and (doubt := _of_claim(one)) is not None]
         wanted = {claim: kind for claim, kind in self.needs.storage_classes.items() if there[claim] is None}
-        classes = self._list(STORAGE_CLASS) if wanted else []
+        idle = sorted(name for name, one in there.items() if one and _has_no_class(one))
+        classes = self._list(STORAGE_CLASS) if wanted or idle else []
         known = {str(one["metadata"]["name"]): one for one in classes or ()}
         if classes is None:
             return
@@ -117,17 +119,20 @@ class Preflight:
         for claim, kind in sorted(wanted.items()):
             if kind and kind not in known:
                 yield Problem(f"there is no storage class {kind}", f"{CLAIM.kind}/{claim}", listed)
-            elif not kind and not any(is_default(one) for one in known.values()):
-                self.doubts.append(self._without_class(claim))
+        if any(is_default(one) for one in known.values()):
+            return
+        fix = "give the storage entry a `class`"
+        self.doubts += [self._without_class(claim, fix) for claim, kind in sorted(wanted.items()) if not kind]
+        self.doubts += [self._without_class(claim, f"delete it and {fix}, or make a volume for it") for claim in idle]
 
-    def _without_class(self, claim: str) -> Doubt:
+    def _without_class(self, claim: str, fix: str) -> Doubt:
         """A volume that somebody has made may be for it."""
         what = f"{CLAIM.kind}/{claim}: no storage class is the default, so somebody has to make a volume"
         volumes = self._list(VOLUME)
         free = [
             one for one in volumes or () if not text(one, "spec", "storageClassName") and _phase(one) == "Available"
         ]
-        return Doubt("storage", what, "give the storage entry a `class`", waits=volumes is not None and not free)
+        return Doubt("storage", what, fix, waits=volumes is not None and not free)
 
     def _queue(self) -> Iterator[Problem]:
         queue = self.needs.queue
@@ -237,11 +242,18 @@ def could_not_ask(resource: Resource, error: ApiError) -> Doubt:
 
 def is_default(storage_class: Manifest) -> bool:
     """Whether claims that name no storage class get this one."""
-    return words(at(storage_class, "metadata", "annotations")).get(_DEFAULT_CLASS) == "true"
+    notes = words(at(storage_class, "metadata", "annotations"))
+    return any(notes.get(name) == "true" for name in _DEFAULT_CLASS)
 
 
 def _phase(manifest: Manifest) -> str:
     return text(manifest, "status", "phase")
+
+
+def _has_no_class(claim: Manifest) -> bool:
+    """Whether a claim that waits for its volume gets the default class, now or once there is one."""
+    spec = at(claim, "spec")
+    return _phase(claim) == "Pending" and spec.get("storageClassName") is None and not text(spec, "volumeName")
 
 
 def _of_claim(claim: Manifest) -> Doubt | None:
