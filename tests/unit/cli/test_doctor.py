@@ -89,6 +89,8 @@ TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 ZONE = {"key": "zone", "operator": "In", "values": ["nowhere"]}
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}
 
+SIDECAR = "{name: logs, image: x, restartPolicy: Always, resources: {requests: {cpu: 65}}}"
+
 
 @pytest.mark.parametrize(
     ("asked", "nodes", "why"),
@@ -100,6 +102,7 @@ AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerm
         ("resources: {cpu: 200}", {}, "a node that may be used has 64 cpu at most, of 200"),
         ("resources: {rdma: rdma/ib}", {}, "a node that may be used has 0 rdma/ib at most, of 1"),
         ("gpu_resource: amd.com/cpx_nps4", {}, "0 of 2 nodes with 4 amd.com/cpx_nps4"),
+        (f"pod_patch: {{initContainers: [{SIDECAR}]}}", {}, "a node that may be used has 64 cpu at most, of 65"),
         (f"pod_patch: {{affinity: {{nodeAffinity: {json.dumps(AFFINITY)}}}}}", {}, "outside of its node affinity"),
     ],
 )

@@ -99,7 +99,12 @@ def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -
         found.accounts.add(account)
     if text(pod, "priorityClassName"):
         found.priorities.add(text(pod, "priorityClassName"))
-    said = {f"{kind}.{name}" for kind in ("requests", "limits") for name in amounts_of(pod, kind)}
+    said = {
+        f"{kind}.{name}"
+        for kind in ("requests", "limits")
+        for one in maps(pod, "containers")
+        for name in _said(one, kind)
+    }
     found.unsaid |= _SAYABLE - said
     for volume in maps(pod, "volumes"):
         claim = text(volume, "persistentVolumeClaim", "claimName")
@@ -134,15 +139,32 @@ def add_amounts(amounts: dict[str, Fraction], pod: Mapping[str, Any], count: int
 
 
 def amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, Fraction]:
-    """Of all containers of a pod together: its `requests` or its `limits`."""
-    total: dict[str, Fraction] = {}
-    for container in maps(pod, "containers"):
-        own = words(at(container, "resources", kind))
-        if kind == "requests":  # what has a limit and no request asks for its limit
-            own = {**words(at(container, "resources", "limits")), **own}
-        for name, asked in own.items():
-            total[name] = total.get(name, Fraction()) + (exact_amount(asked) or 0)
-    return total
+    """What a pod takes at most at a time of its `requests` or its `limits`: all its containers with its sidecars, or an
+    init container with the sidecars that were started before it."""
+    beside: dict[str, Fraction] = {}
+    first: list[dict[str, Fraction]] = []
+    for one in maps(pod, "initContainers"):
+        own = _plus(beside, _said(one, kind))
+        first.append(own)
+        if text(one, "restartPolicy") == "Always":
+            beside = own
+    total = _plus(beside, *(_said(one, kind) for one in maps(pod, "containers")))
+    for amounts in first:
+        total |= {name: max(many, total.get(name, many)) for name, many in amounts.items()}
+    overhead = {name: exact_amount(many) or Fraction() for name, many in words(at(pod, "overhead")).items()}
+    return _plus(total, {name: many for name, many in overhead.items() if kind == "requests" or name in total})
+
+
+def _said(container: Mapping[str, Any], kind: str) -> dict[str, Fraction]:
+    own = words(at(container, "resources", kind))
+    if kind == "requests":  # what has a limit and no request asks for its limit
+        own = {**words(at(container, "resources", "limits")), **own}
+    return {name: exact_amount(asked) or Fraction() for name, asked in own.items()}
+
+
+def _plus(*parts: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum((part.get(name, Fraction()) for part in parts), Fraction()) for name in names}
 
 
 def shown(name: str, many: Fraction) -> str:
