@@ -132,6 +132,20 @@ def test_nodes_that_come_and_go_are_not_to_be_uncordoned(gpus: Place) -> None:
     assert "describe node" in found["fix"] and "uncordon" not in found["fix"]
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "statefulset", "trainjob"])
+@pytest.mark.parametrize(
+    ("selector", "code"), [({"app": "inference"}, 0), ({"rankzero.dev/run": "rankzero-doctor"}, 69)]
+)
+def test_pods_that_keep_off_each_other(gpus: Place, kind: str, selector: dict[str, str], code: int) -> None:
+    """gpu-a has room for both; keeping off others does not keep them apart."""
+    gpus.cluster.store.drop("nodes", "gpu-b", "")
+    term = {"labelSelector": {"matchLabels": selector}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    more = f"kind: {kind}\npod_patch: {json.dumps({'affinity': affinity})}\n"
+    Path("cluster.yaml").write_text(CLUSTER + more, encoding="utf-8")
+    assert checks(gpus, code)["nodes"]["state"] == ("wrong" if code else "look")
+
+
 @pytest.mark.parametrize("who", ["Kueue", "Karpenter", "the cluster's autoscaler"])
 def test_nodes_that_somebody_may_bring(gpus: Place, who: str) -> None:
     """A pool is at zero, a flavor brings tolerations, or the nodes are another cluster's."""

@@ -72,13 +72,14 @@ def _meets(host: Host, term: Mapping[str, Any]) -> bool:
     labels, fields = list(maps(term, "matchExpressions")), list(maps(term, "matchFields"))
     return bool(labels or fields) and all(
         [
-            *(_holds(one, host.labels.get(text(one, "key"))) for one in labels),
-            *(_holds(one, host.name) for one in fields),  # a node's name is the only field
+            *(holds(one, host.labels.get(text(one, "key"))) for one in labels),
+            *(holds(one, host.name) for one in fields),  # a node's name is the only field
         ]
     )
 
 
-def _holds(expression: Mapping[str, Any], value: str | None) -> bool:
+def holds(expression: Mapping[str, Any], value: str | None) -> bool:
+    """Whether a label's value, or its absence, is as one of a selector's matchExpressions has it."""
     operator, wanted = text(expression, "operator"), [str(one) for one in expression.get("values") or ()]
     if operator in ("Gt", "Lt"):
         has, bound = amount(value), amount(wanted[0] if wanted else None)

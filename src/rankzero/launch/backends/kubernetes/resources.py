@@ -8,6 +8,7 @@ from typing import Any
 from rankzero.launch import kinds, labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.resource import JOB, POD, POD_GROUP, Resource
+from rankzero.launch.untyped_json import at, words
 
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIM = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
@@ -109,6 +110,14 @@ def grace_seconds(value: object) -> int:
     elif isinstance(value, list):
         found += [grace_seconds(inner) for inner in value]
     return max(found)
+
+
+def labels_of_pods(value: object, spec: Mapping[str, Any]) -> dict[str, str]:
+    """The labels that the template of a pod spec, inside an object, gives its pods."""
+    if isinstance(value, Mapping) and value.get("spec") is spec:
+        return words(at(value, "metadata", "labels"))
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return next((found for one in inner if (found := labels_of_pods(one, spec))), {})
 
 
 def claims_of(value: object) -> set[str]:

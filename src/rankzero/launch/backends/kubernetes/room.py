@@ -12,6 +12,7 @@ from rankzero.launch.backends.kubernetes.needs import amounts_of, shown
 from rankzero.launch.diagnose.hosts import (
     Host,
     cordoned,
+    holds,
     hosts_of,
     largest,
     misses,
@@ -25,7 +26,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.refusals import field_of
 from rankzero.launch.survey import Doubt
-from rankzero.launch.untyped_json import amount, at, exact_amount, maps, text, whole
+from rankzero.launch.untyped_json import amount, at, exact_amount, maps, text, whole, words
 from rankzero.wording import counted, listed
 
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -52,8 +53,10 @@ class _Obstacle(NamedTuple):
     fix: str
 
 
-def room_for(pod: Mapping[str, Any], count: int, fewest: int, nodes: Sequence[Manifest]) -> Room:
-    """For `count` pods of a spec, of which `fewest` are enough to train."""
+def room_for(
+    pod: Mapping[str, Any], labels: Mapping[str, str], count: int, fewest: int, nodes: Sequence[Manifest]
+) -> Room:
+    """For `count` pods of a spec and with these labels, of which `fewest` are enough to train."""
     asked, plain, hosts = amounts_of(pod, "requests"), parse_pod({"spec": pod}), hosts_of(nodes)
     kept_off = [_obstacle(host, plain) for host in hosts]
     open_ = [host for host, obstacle in zip(hosts, kept_off, strict=True) if obstacle is None]
@@ -65,7 +68,7 @@ def room_for(pod: Mapping[str, Any], count: int, fewest: int, nodes: Sequence[Ma
     whys, fixes = _reasons(asked, kept_off, open_)
     if not having and whys:
         short = f"; pods would wait: {'; '.join(whys)}"
-    waits = _places(pod, asked, fitting, count) < fewest
+    waits = _places(_apart(pod, labels), asked, fitting, count) < fewest
     doubt = None
     if waits or len(having) < count:
         more = "" if having or not whys else f": {'; '.join(whys)}"
@@ -124,11 +127,25 @@ def _instead(name: str, hosts: Sequence[Host]) -> str:
     return f"ask for less ({field_of(name)})"
 
 
-def _places(pod: Mapping[str, Any], asked: Mapping[str, Fraction], hosts: Sequence[Host], count: int) -> int:
+def _apart(pod: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+    """The topology keys by which the pods keep off each other; of whom else they keep off nothing is known."""
+    required = maps(at(pod, "affinity", "podAntiAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
+    return [text(one, "topologyKey") for one in required if _is_about(one, labels)]
+
+
+def _is_about(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    selector = term.get("labelSelector")
+    if selector is None or term.get("namespaces") or term.get("namespaceSelector"):
+        return False
+    return all(labels.get(key) == value for key, value in words(at(selector, "matchLabels")).items()) and all(
+        holds(one, labels.get(text(one, "key"))) for one in maps(selector, "matchExpressions")
+    )
+
+
+def _places(apart: Sequence[str], asked: Mapping[str, Fraction], hosts: Sequence[Host], count: int) -> int:
     """How many of the pods have room at once, several on a node where they may be."""
-    apart = list(maps(at(pod, "affinity", "podAntiAffinity"), "requiredDuringSchedulingIgnoredDuringExecution"))
     if apart:
-        return min(len({host.labels.get(text(one, "topologyKey"), host.name) for host in hosts}) for one in apart)
+        return min(len({host.labels.get(key, host.name) for host in hosts}) for key in apart)
     return sum(_beside_each_other(host, asked, count) for host in hosts)
 
 

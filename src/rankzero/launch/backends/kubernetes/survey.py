@@ -25,6 +25,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     STORAGE_CLASS,
     TRAINING,
     is_preparation,
+    labels_of_pods,
     name_of,
 )
 from rankzero.launch.backends.kubernetes.rights import missing_rights
@@ -121,7 +122,7 @@ class Surveyor:
         every = self._list(NODE)
         if every is None:
             return [], "may not be read"
-        room = room_for(_training_pod(self.objects), needs.pods, needs.fewest, every)
+        room = room_for(*_training_pod(self.objects), needs.pods, needs.fewest, every)
         if room.doubt is None:
             return room.nodes, room.says
         others = self._may_bring_others(needs) if room.doubt.waits else ""
@@ -216,7 +217,7 @@ class Surveyor:
         return f"{asked}; in this namespace: {listed(names) if names else 'none'}"
 
     def _image(self, fitting: Sequence[Manifest]) -> str:
-        pod = _training_pod(self.objects)
+        pod, _ = _training_pod(self.objects)
         names = list(dict.fromkeys(text(one, "image") for one in maps(pod, "containers")))
         parts = []
         for name in names:
@@ -250,10 +251,11 @@ class Surveyor:
             raise error
 
 
-def _training_pod(objects: Sequence[Manifest]) -> Mapping[str, Any]:
-    """The pod that trains. Where a kind has several specs, as a PyTorchJob for its Master and its Workers, they ask for
-    the same of a node."""
-    return next((pod for one in objects if not is_preparation(one) for pod, _ in pod_specs(one)), {})
+def _training_pod(objects: Sequence[Manifest]) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Spec and labels of the pod that trains. Where a kind has several specs, as a PyTorchJob for its Master and its
+    Workers, they ask for the same of a node."""
+    every = ((pod, labels_of_pods(one, pod)) for one in objects if not is_preparation(one) for pod, _ in pod_specs(one))
+    return next(every, ({}, {}))
 
 
 def _has_image(node: Manifest, name: str) -> bool:
