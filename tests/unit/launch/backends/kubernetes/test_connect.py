@@ -26,11 +26,10 @@ from rankzero.launch.backends.kubernetes.auth import Connection, ExecLogin, conn
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.resource import POD
 from rankzero.launch.silence import SilentError
 from tests.support.fake_cluster import TOKEN
-from tests.unit.launch.backends.kubernetes.runs import Bench
+from tests.unit.launch.backends.kubernetes.runs import Bench, Ticks
 
 
 def config(server: str, **user: Any) -> dict[str, Any]:
@@ -485,18 +484,13 @@ class Faulty:
         self.calls = 0
         transport = httpx2.MockTransport(lambda request: self._answer(request, message, faults))
         connection = Connection(httpx2.Client(transport=transport, base_url="https://s"), "https://s", "c")
-        self.api = Api(connection, "train", say=lambda _: None, clock=Sleepless())
+        self.api = Api(connection, "train", say=lambda _: None, clock=Ticks().clock())
 
     def _answer(self, request: httpx2.Request, message: str, faults: tuple[int, ...]) -> httpx2.Response:
         self.calls += 1
         if self.calls in faults:
             raise httpx2.ReadError(message, request=request)
         return httpx2.Response(200, json={"metadata": {"name": "x"}})
-
-
-class Sleepless(Clock):
-    def sleep(self, seconds: float) -> None:
-        """At once."""
 
 
 TLS_FAULTS = {
