@@ -426,7 +426,7 @@ MATRIX: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "a pass runs out of memory under fsdp, zero2 or zero3, or in an evaluation of several ranks",
+        "a pass runs out of memory under fsdp, hsdp, zero2 or zero3, or in an evaluation of several ranks",
         "70",
         "rank r, device: out of memory; hint: start it again: it goes on in passes of up to t tokens",
         "the newest checkpoint; pass-limit.json",
