@@ -46,7 +46,8 @@ def require_like_nodes(world: World) -> None:
     """Raise ConfigError on every rank where nodes have different numbers of ranks, or ranks that do not follow each
     other. A collective."""
     if what := _unlike(gather_objects(_seat(world))):
-        raise ConfigError(f"hsdp needs {what}", where="train.sharding", hint="start them so, or take fsdp")
+        hint = "start them so, or take train.sharding: fsdp"
+        raise ConfigError(f"hsdp needs {what}", where="train.sharding", hint=hint)
 
 
 Seat = tuple[str, int, int]

@@ -1,5 +1,5 @@
 """Hybrid sharding: FSDP2 among the processes of a node, of which each node has a copy. Weights never leave a node;
-gradients are summed over nodes once a step."""
+gradients are summed over nodes once a step. All else is fsdp.py's; which nodes can have one, engine/place.py knows."""
 
 from __future__ import annotations
 
