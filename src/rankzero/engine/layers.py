@@ -9,12 +9,12 @@ from rankzero.engine.device import Device
 from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention
 from rankzero.model.compiling import compile_blocks
+from rankzero.model.cpu_products import multiply_faster, own_precisions
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.facts import fused_of
 from rankzero.model.float32_sums import sum_in_float32
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.norms import fuse_norms
-from rankzero.model.onednn import computes_by_onednn, multiply_by_onednn
 from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.spec.run_spec import RunSpec
 
@@ -37,11 +37,12 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
     places.wanted = dropping
     if spec.train.torch_compile:
         return compile_blocks(model)
-    if multiplies_by_onednn(spec, device):
-        multiply_by_onednn(model)
+    if own_products(spec, device):
+        multiply_faster(model)
     return None
 
 
-def multiplies_by_onednn(spec: RunSpec, device: Device) -> bool:
-    """Whether linear layers in float32 multiply by oneDNN, wherever torch itself would not."""
-    return device.kind == "cpu" and not spec.train.torch_compile and computes_by_onednn()
+def own_products(spec: RunSpec, device: Device) -> frozenset[str]:
+    """In which precisions (float32, bfloat16) linear layers multiply as model/cpu_products.py does, not as torch
+    would."""
+    return own_precisions() if device.kind == "cpu" and not spec.train.torch_compile else frozenset()

@@ -12,7 +12,7 @@ from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.data.prompts import Prompt
 from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
-from rankzero.engine.layers import multiplies_by_onednn
+from rankzero.engine.layers import own_products
 from rankzero.engine.setup import Session
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cpu_kind
@@ -173,6 +173,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "processes of all experts": spec.train.expert_parallel,
     }
     cpu = cpu_kind() if session.device.kind == "cpu" else ""
+    own = own_products(spec, session.device)
     return {
         "processes": str(environment["world_size"]),
         "device": session.device.name,
@@ -184,7 +185,8 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "attention": session.attention.implementation or "auto",
         "rows end to end": yes(session.attention.padding_free),
         "compiled": yes(session.compiled is not None),
-        "float32 by oneDNN": yes(multiplies_by_onednn(spec, session.device)),
+        "float32 by oneDNN": yes("float32" in own),
+        **({"bfloat16 in float32": "yes"} if environment["dtype"] == "bfloat16" and "bfloat16" in own else {}),
         **{name: str(size) for name, size in groups.items() if size > 1},
         **{name: environment["versions"].get(name, "none") for name in ("torch", "transformers", "peft")},
     }

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear, LoraLayer
 
-from rankzero.model import onednn
+from rankzero.model import cpu_products
 from rankzero.model.dropout import PlacedDropout, Share, alone, by_kernel, kept
 
 
@@ -75,7 +75,8 @@ class FusedAdapter(torch.nn.Module, LoraLayer):  # type: ignore[misc]
         adapted: torch.Tensor
         if self._takes_part(x, dtype):
             weight, bias = self.base_layer.weight, self.base_layer.bias
-            rule = replace(rule, by_onednn=type(self.base_layer) is onednn.Linear)
+            ours = type(self.base_layer) is cpu_products.Linear and self.base_layer.multiplies(x, dtype)
+            rule = replace(rule, own_products=ours)
             adapted = _Linear.apply(x, weight, bias, a, b, keys, rule)  # type: ignore[no-untyped-call]
         else:
             rule = replace(rule, in_place=not self.base_layer._forward_hooks)
@@ -99,7 +100,7 @@ class FusedAdapter(torch.nn.Module, LoraLayer):  # type: ignore[misc]
         return names[0] if plain else None
 
 
-_PLAIN = (torch.nn.Linear, onednn.Linear)
+_PLAIN = (torch.nn.Linear, cpu_products.Linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ class _Rule:
     """Of the products."""
     in_place: bool = False
     """Nobody else has what the base computed."""
-    by_onednn: bool = False
-    """The products with the base's weights."""
+    own_products: bool = False
+    """Of the base's weights: model/cpu_products.py's, not torch's."""
 
     @property
     def scale(self) -> float:
@@ -134,7 +135,7 @@ class _Linear(torch.autograd.Function):
         rule: _Rule,
     ) -> torch.Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            multiply = onednn.product if rule.by_onednn else torch.nn.functional.linear
+            multiply = cpu_products.product if rule.own_products else torch.nn.functional.linear
             out_NO = multiply(x.reshape(-1, x.shape[-1]), weight, bias)
             saved, inner, b_here = _narrow(x, a, b, keys, rule)
             out_NO.addmm_(inner, b_here.T, alpha=rule.scale)
@@ -151,7 +152,8 @@ class _Linear(torch.autograd.Function):
         of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, mask, b, inner_Nr, ctx)
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x_NI = onednn.product(of_output_NO, weight.T) if ctx.rule.by_onednn else of_output_NO @ weight
+            back = cpu_products.product_back if ctx.rule.own_products else torch.matmul
+            of_x_NI = back(of_output_NO, weight)
             if mask is None:
                 of_x_NI.addmm_(of_inner_Nr, a)
             else:

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from rankzero.engine.device import Device
 from rankzero.engine.layers import fit_layers
-from rankzero.model import dropout_attention, onednn
+from rankzero.model import cpu_products, dropout_attention
 from rankzero.model.attention import Attention
 from rankzero.model.dropout import PlacedDropout, Places
 from tests.support.runs import small_spec
 from tests.support.tiny_configs import CONFIGS
 
-AMD, INTEL = "avx2 sse4a avx512f avx512_bf16", "avx2 avx512f amx_bf16"
+AMD, INTEL = "avx2 sse4a avx512f avx512_bf16", "avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16"
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch is built without oneDNN")
@@ -27,9 +27,12 @@ AMD, INTEL = "avx2 sse4a avx512f avx512_bf16", "avx2 avx512f amx_bf16"
         (AMD, torch.bfloat16, False, False),
         (AMD, torch.float32, True, False),
         (INTEL, torch.float32, False, False),
+        (INTEL, torch.bfloat16, False, False),
+        (INTEL.replace("amx_bf16", ""), torch.bfloat16, False, True),
+        (INTEL.replace("amx_bf16", ""), torch.bfloat16, True, False),
     ],
 )
-def test_who_multiplies_float32(
+def test_who_multiplies(
     features: str,
     dtype: torch.dtype,
     compiled: bool,
@@ -43,7 +46,7 @@ def test_who_multiplies_float32(
     model = AutoModelForCausalLM.from_config(CONFIGS["llama"]()).to(dtype)
     fit_layers(model, spec, Device("cpu"), Attention("sdpa", padding_free=False), Places(0))
     kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Linear)}
-    assert kinds == {onednn.Linear if wanted else torch.nn.Linear}
+    assert kinds == {cpu_products.Linear if wanted else torch.nn.Linear}
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,20 @@ def test_another_maker_of_the_cpu_is_not_called_bit_exact(
     assert "not bit-exactly: float32 by oneDNN: yes before, no now\n" in log(spec)
 
 
+def test_products_of_bfloat16_made_otherwise_are_not_called_bit_exact(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an older version began the run; in float32 it matters nothing."""
+    for dtype in ("bfloat16", "float32"):
+        spec = small_spec(tmp_path / dtype, tiny, train__num_train_epochs=1, model__dtype=dtype)
+        monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx512_bf16 avx512_fp16 amx_bf16")
+        with pytest.raises(StoppedError):
+            run_here(spec, hooks=stop_in(1))
+        monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx512_bf16 avx512_fp16")
+        run_here(spec, log_level="INFO")
+        assert ("bfloat16 in float32: unknown before, yes now" in log(spec)) == (dtype == "bfloat16")
+
+
 def test_another_cpu_is_not_called_bit_exact(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch calls all of these AVX2; how MKL and oneDNN cut a product into blocks is the CPU's own."""
     cpu = "vendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: {}\nflags\t\t: avx2 fma\n"
