@@ -78,16 +78,19 @@ class SupervisedHead:
         in_parts: bool = False,
         called_once: bool = False,
         together: bool = False,
+        any_length: bool = True,
     ) -> None:
         """`model` is called; `module` is the Hugging Face model inside it, whose output head is hooked. `in_parts`:
         the loss is computed some targets at a time, where it can be. `called_once`: as in `Tail`. `together`: all ranks
-        run the same passes."""
+        run the same passes. `any_length`: a pass of a few tokens is as good as any other, and nothing is compiled for
+        it."""
         self._model = model
         self._module = module
         self._offload = offload_activations
         self._in_parts = in_parts
         self._called_once = called_once
         self._together = together
+        self._any_length = any_length
         self._places_N: torch.Tensor | None = None
         self._tail: Tail | None = None
         module.get_output_embeddings().register_forward_pre_hook(self._select)
@@ -129,8 +132,11 @@ class SupervisedHead:
         the same. Where it cannot, logits of all targets are there at once from now on.
 
         At the pass's first token, whether or not it has a target: this is a pass of the model more, which ranks that
-        have slices of the same rows make together.
+        have slices of the same rows make together. A pass of text is cut to its first tokens: no token sees later ones.
         """
+        if self._any_length and batch.inputs.keys() <= _OF_TOKENS | _OF_BORDERS:
+            few = {name: batch.inputs[name][..., :1, :_LOOKED_AT] for name in _OF_TOKENS & batch.inputs.keys()}
+            batch = replace(batch, rows=batch.rows[:1], inputs=few, answer_N=None)
         try:
             tail = Tail(self._module, called_once=self._called_once)
             place_1 = torch.zeros(1, dtype=torch.int64, device=batch.targets_N.device)
@@ -153,6 +159,13 @@ class SupervisedHead:
             self._in_parts = False
             return None
         return tail
+
+
+_OF_TOKENS = {"input_ids", "position_ids"}
+_OF_BORDERS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Where rows end to end begin."""
+_LOOKED_AT = 8
+"""Tokens. Of one, or of none, some kernels make something else."""
 
 
 class ClassHead:

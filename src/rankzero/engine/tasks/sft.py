@@ -79,6 +79,7 @@ def head_over_vocabulary(parallel: Parallel, spec: RunSpec) -> SupervisedHead:
         in_parts=True,
         called_once=not sharding_section(parallel.name).head_stays,
         together=parallel.same_passes,
+        any_length=not spec.train.torch_compile,
     )
 
 
