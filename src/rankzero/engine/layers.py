@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankzero.engine.device import Device
-from rankzero.model import dropout_attention
+from rankzero.model import block_attention, dropout_attention
 from rankzero.model.attention import Attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.cpu_products import multiply_faster, own_precisions
@@ -35,9 +35,11 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
         dropout_attention.place_attention(model, places)
         dropping = True
     places.wanted = dropping
+    own = own_products(spec, device)
+    block_attention.compute_in_float32("bfloat16" in own)
     if spec.train.torch_compile:
         return compile_blocks(model)
-    if own_products(spec, device):
+    if own:
         multiply_faster(model)
     return None
 

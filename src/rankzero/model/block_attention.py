@@ -64,6 +64,13 @@ class _Passes:
     """What holds for passes at the moment; a plain value, which a compiled block can look at."""
 
     as_trained = False
+    in_float32 = False
+
+
+def compute_in_float32(wanted: bool) -> None:
+    """From now on bfloat16 is widened for all products of a pass, or not: model/cpu_products.py knows where that is
+    faster."""
+    _Passes.in_float32 = wanted
 
 
 @contextmanager
@@ -111,7 +118,7 @@ class _Attend(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.scale, ctx.borders = scale, borders
-        q, (k, v) = _grouped(query, key), (x.flatten(0, 1) for x in (key, value))
+        q, (k, v) = _computed(_grouped(query, key)), (_computed(x.flatten(0, 1)) for x in (key, value))
         attended = query.new_empty(*query.shape[:3], value.shape[-1])
         grouped = attended.view(*q.shape[:3], value.shape[-1])
         for part, queries, keys in _blocks(q, borders):
@@ -123,8 +130,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         query, key, value = ctx.saved_tensors
-        q, (k, v) = _grouped(query, key), (x.flatten(0, 1) for x in (key, value))
-        g = gradient.reshape(*q.shape[:3], -1)
+        q, (k, v) = _computed(_grouped(query, key)), (_computed(x.flatten(0, 1)) for x in (key, value))
+        g = _computed(gradient.reshape(*q.shape[:3], -1))
         of_q = torch.empty_like(q)
         of_k, of_v = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
         for part, queries, keys in _blocks(q, ctx.borders):
@@ -137,8 +144,13 @@ class _Attend(torch.autograd.Function):
             of_q[part, :, queries] = of_queries.view(len(of_queries), q.shape[1], -1, q.shape[-1])
             products = torch.bmm(of_scores.transpose(1, 2), q[part, :, queries].flatten(1, 2))
             of_k[part, keys].add_(products, alpha=ctx.scale)
-        of_k, of_v = of_k.to(k.dtype).view(key.shape), of_v.to(v.dtype).view(value.shape)
-        return of_q.view(query.shape), of_k, of_v, None, None
+        of_k, of_v = of_k.to(key.dtype).view(key.shape), of_v.to(value.dtype).view(value.shape)
+        return of_q.to(query.dtype).view(query.shape), of_k, of_v, None, None
+
+
+def _computed(x: torch.Tensor) -> torch.Tensor:
+    """As it is multiplied."""
+    return x.float() if _Passes.in_float32 and x.dtype is torch.bfloat16 else x
 
 
 def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

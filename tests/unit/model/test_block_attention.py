@@ -59,7 +59,17 @@ def test_what_it_returns_may_be_changed_in_place() -> None:
     assert torch.equal(found, kept)
 
 
-def test_bfloat16_is_as_near_to_float32_as_its_digits_allow() -> None:
+@pytest.mark.parametrize("in_float32", [False, True])
+def test_bfloat16_is_as_near_to_float32_as_its_digits_allow(in_float32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_attention._Passes, "in_float32", False)
+    block_attention.compute_in_float32(in_float32)
+    multiplied, own = set(), torch.bmm
+
+    def bmm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        multiplied.add(one.dtype)
+        return own(one, other)
+
+    monkeypatch.setattr(torch, "bmm", bmm)
     exact = tensors(torch.float32, length=150)
     rounded = [x.detach().bfloat16().requires_grad_() for x in exact]
     wanted = torchs(*exact, 8**-0.5)
@@ -70,6 +80,8 @@ def test_bfloat16_is_as_near_to_float32_as_its_digits_allow() -> None:
     pairs = [(found.transpose(1, 2), wanted), *((r.grad, e.grad) for r, e in zip(rounded, exact, strict=True))]
     for ours, theirs in pairs:
         assert (ours.float() - theirs).norm() < 0.01 * theirs.norm()
+    assert multiplied == {torch.float32 if in_float32 else torch.bfloat16}
+    assert all(x.grad is not None and x.grad.dtype is torch.bfloat16 for x in rounded)
 
 
 @pytest.mark.parametrize("case", ["float32", "no gradients", "mask", "both sides"])
