@@ -41,7 +41,7 @@ class Writes:
     warnings: dict[str, str] = field(default_factory=dict)
     """What answers to writes warn of, by the object's kind."""
 
-    def patch(self, key: Key, kind: str, body: Object, query: dict[str, str]) -> tuple[int, Object]:
+    def patch(self, key: Key, kind: str, body: Any, query: dict[str, str]) -> tuple[int, Object]:
         """`kind` is the content type."""
         before = self.store.objects.get(key)
         if kind == "application/apply-patch+yaml":
@@ -52,7 +52,7 @@ class Writes:
         else:
             if before is None:
                 raise not_found(key)
-            after = merged(before, body)
+            after = patched(before, body) if kind == "application/json-patch+json" else merged(before, body)
         self._admit(key, after, query)
         if before is not None and key.plural == "jobs" and after["spec"]["template"] != before["spec"]["template"]:
             cause = {"field": "spec.template", "message": "Invalid value: field is immutable"}
@@ -121,6 +121,21 @@ def needs_runtime(store: Store) -> Admission:
         )
 
     return judge
+
+
+def patched(before: Object, operations: list[Object]) -> Object:
+    """A JSON Patch of tests and additions. Of one that does not apply the API says no more than this."""
+    after = copy.deepcopy(before)
+    for one in operations:
+        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in one["path"].split("/")[1:]]
+        place: Any = after
+        for part in above:
+            place = place.get(part) if isinstance(place, dict) else None
+        if place is None or (one["op"] == "test" and place.get(last) != one["value"]):
+            words = "the server rejected our request due to an error in our request"
+            raise RefusedError(422, "Invalid", words)
+        place[last] = one["value"]
+    return after
 
 
 def not_found(key: Key) -> RefusedError:

@@ -41,6 +41,7 @@ CLOSED = (httpcore2.NetworkError, httpcore2.ProtocolError)
 _WORTH_A_RETRY = {NO_ANSWER, 429, 500, 502, 503, 504}
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 WRITE = {"fieldManager": "rankzero"}
 """Parameters of a patch: who it is by."""
@@ -65,7 +66,7 @@ class _Call:
     params: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
     name: str = ""
-    body: Manifest | None = field(default=None, repr=False)
+    body: Manifest | Sequence[Manifest] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
     hide: Callable[[str], str] = str
     """What becomes of the server's words before anybody hears them: it may quote what it was sent."""
@@ -132,7 +133,7 @@ class Api:
         method: Literal["POST", "PATCH", "DELETE"],
         resource: Resource,
         name: str,
-        body: Manifest,
+        body: Manifest | Sequence[Manifest],
         *,
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",

@@ -24,7 +24,6 @@ from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     ROLE,
     ROLE_BINDING,
-    SECRET,
     annotation,
     claims_of,
     ended,
@@ -36,8 +35,8 @@ from rankzero.launch.backends.kubernetes.resources import (
     resource_of,
 )
 from rankzero.launch.backends.kubernetes.secrets import put_secret
-from rankzero.launch.backends.kubernetes.steps import Step, Steps, decide
-from rankzero.launch.backends.kubernetes.stop import remove, start_again
+from rankzero.launch.backends.kubernetes.steps import Step, Steps, decide, foreign
+from rankzero.launch.backends.kubernetes.stop import remove, start_again, submission_secret
 from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.kinds import kind_of
@@ -177,7 +176,7 @@ class Submission:
                 else:
                     refused.append(error)
         nowhere = any(lacks_namespace(error.refusal.message) for error in refused)
-        problems = [*plan.problems, *([] if nowhere else self._missing(plan))]
+        problems = [*plan.problems, *([] if nowhere else [*self._missing(plan), *self._secret_of_another(plan)])]
         if refused:
             together = as_error(refused, self.api.place)
             raise type(together)(_once([*problems, *together.problems])) from refused[0]
@@ -222,7 +221,7 @@ class Submission:
             account.removed += remove_beside(self.api, left, self.say)
             plan = _removed(plan)
             if _is_new(plan):
-                account.secret = self._renew_secret(run)
+                self._renew_secret(account)
             first = next(one for one in plan.steps if is_training(one.manifest) or is_preparation(one.manifest))
             for step in plan.steps:
                 if name_of(step.manifest) in later:
@@ -245,19 +244,34 @@ class Submission:
             self.say(account.text(unsure=True))
             raise
 
-    def _renew_secret(self, run: str) -> str:
+    def _new_secret(self) -> Manifest:
         """What the pods of this submission know each other by. It is in no rendering: a rendering is no secret."""
-        mine = self.objects[-1]["metadata"]
+        run, mine = self._run, self.objects[-1]["metadata"]
         secret = secret_manifest(submission_name(run), mine["namespace"], {"token": SecretStr(secrets.token_hex(32))})
         secret["metadata"]["labels"] |= {labels.RUN: run}
+        return secret
+
+    def _secret_of_another(self, plan: Steps) -> list[Problem]:
+        """Said before anything is removed, where Secrets can be read; else they are looked at as they are written."""
+        secret = self._new_secret()
         try:
-            put_secret(self.api, secret)
+            problem = foreign(secret, self._read(secret)) if _is_new(plan) else None
+        except ApiError as error:
+            if error.status != 403 and error.status < 500:
+                raise
+            return []
+        return [problem] if problem is not None else []
+
+    def _renew_secret(self, account: _Account) -> None:
+        secret = self._new_secret()
+        try:
+            account.has_made_secret = put_secret(self.api, secret) == "created"
         except ApiError as error:
             if error.status != 403:
                 raise
             self.say("not permitted to make a Secret: nodes cannot tell pods of this run from others that ask to join")
-            return ""
-        return name_of(secret)
+            return
+        account.secret = name_of(secret)
 
     def _must_wait(self, plan: Steps, step: Step) -> bool:
         if plan.training.do == "keep" or (step.do == "keep" and step.existing is None):
@@ -288,11 +302,11 @@ class Submission:
             if error.status == 0 or error.status in (401, 429):
                 raise
             made = [self._read(one.manifest) for one in reversed(account.done) if one.do == "create"]
-            secret = [self.api.read(SECRET, account.secret.partition("/")[2])] if account.secret else []
+            secret = submission_secret(self.api, self._run, self.say) if account.has_made_secret else ()
             for there in (*made, *secret):
                 if there is not None:
                     remove(self.api, there, run=None)
-            account.secret = ""
+                    account.secret = "" if name_of(there) == account.secret else account.secret
             account.done = [one for one in account.done if one.do != "create"]
             account.doing = None
             raise
@@ -344,6 +358,8 @@ class _Account:
     removed: list[str] = field(default_factory=list)
     doing: Step | None = None
     secret: str = ""
+    has_made_secret: bool = False
+    """Not only given that of an earlier submit another value."""
 
     def added_to(self, error: RankzeroError, *, unsure: bool = False) -> RankzeroError:
         """The error, and what to know besides."""

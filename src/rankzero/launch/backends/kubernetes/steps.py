@@ -55,7 +55,7 @@ class Steps:
 def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest], going: Sequence[str] = ()) -> Steps:
     """`existing` are the objects that are there, by name_of; `going` those that go with what is removed first."""
     strangers = [one for one in objects if name_of(one) not in going]
-    problems = [problem for one in strangers if (problem := _foreign(one, existing.get(name_of(one)))) is not None]
+    problems = [problem for one in strangers if (problem := foreign(one, existing.get(name_of(one)))) is not None]
     if any(is_training(one) and ended(existing.get(name_of(one), one)) == "complete" for one in objects):
         problems += [
             problem for one in objects for problem in another_setting(one, existing.get(name_of(one))) if not problems
@@ -114,12 +114,17 @@ def _is_same(manifest: Manifest, there: Manifest) -> bool:
     return digest is None or digest == annotation(manifest, labels.OWN_HASH)
 
 
-def _foreign(manifest: Manifest, there: Manifest | None) -> Problem | None:
+def foreign(manifest: Manifest, there: Manifest | None) -> Problem | None:
     """An object of another run, or of nobody's we know, is not touched."""
     if there is None or manifest["kind"] == CLAIM.kind or label(there, labels.RUN) == label(manifest, labels.RUN):
         return None
     other = label(there, labels.RUN)
-    what = f"it exists already and belongs to {f'the run {other}' if other else 'somebody else'}"
+    return taken(manifest, f"the run {other}" if other else "somebody else")
+
+
+def taken(manifest: Manifest, whose: str = "somebody else") -> Problem:
+    """That an object cannot be made, since one of its name is another's."""
+    what = f"it exists already and belongs to {whose}"
     return Problem(what, name_of(manifest), "choose another name in run.yaml, or remove the object")
 
 

@@ -183,7 +183,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
         yield from _listed(api, resource, selector, say)
     for resource in (one for one in ADDED if discovery.serves(one)):  # most who may not look have never made one
         yield from _listed(api, resource, selector, lambda _line: None)
-    yield from _submission_secret(api, run, say)
+    yield from submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:
         yield from deletable_claims(api, discovery, run, mounted, say)
@@ -205,7 +205,8 @@ def _templates(
     ]
 
 
-def _submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
+def submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
+    """The one that submit has made, where it may be looked for."""
     try:
         secret = api.read(SECRET, submission_name(run))
     except ApiError as error:

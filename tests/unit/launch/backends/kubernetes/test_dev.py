@@ -145,6 +145,14 @@ def test_jupyter_s_token_is_in_a_secret_that_goes_with_the_pods(bench: Bench, po
     assert bench.cluster.names("secrets") == []
 
 
+def test_jupyter_s_token_goes_into_no_secret_of_somebody_else(bench: Bench, pod_with_jupyter: WarmPod) -> None:
+    name = {"metadata": {"name": "dev-submission"}}
+    theirs = bench.cluster.store.put({"apiVersion": "v1", "kind": "Secret", **name, "data": {"token": "bXkgb3du"}})
+    with pytest.raises(ConfigError, match="it exists already and belongs to somebody else"):
+        jupyter(bench.backend(), pod_with_jupyter, PLACE, "dev")
+    assert bench.cluster.get("secrets", "dev-submission") == theirs
+
+
 def test_an_image_without_jupyter_is_told_with_the_fix(bench: Bench, pods: list[WarmPod]) -> None:
     bench.cluster.feed = lambda _pod, _command, _sent: (0, b'{"absent": true}', b"")
     with pytest.raises(ConfigError, match="the image has no Jupyter") as caught:

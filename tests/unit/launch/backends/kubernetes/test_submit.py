@@ -19,6 +19,7 @@ from tests.support.fake_cluster.store import KINDS as SERVED
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
+SECRET: Manifest = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}
 KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
 PLURALS = {
     "job": "jobs",
@@ -751,6 +752,56 @@ class TestSubmissionSecret:
         )
         bench.backend().delete("r", claims=True, say=bench.said.append)
         assert bench.cluster.names() == ["secrets/s-submission"]
+
+    def test_one_of_another_submission_is_renewed_by_who_may_not_read_it(self, bench: Bench) -> None:
+        bench.cluster.forbidden.add(("get", "secrets"))
+        start(bench)
+        first = self.token(bench)
+        bench.submit(objects(steps=20))
+        assert self.token(bench) != first
+
+    def of_somebody_else(self, bench: Bench) -> Manifest:
+        """With what is called as ours is."""
+        metadata = {"name": "r-submission", "labels": {"app": "kaggle"}}
+        return bench.cluster.store.put({**SECRET, "metadata": metadata, "data": {"token": "bXkgb3du"}})
+
+    def test_one_that_is_somebody_else_s_is_refused_and_stays(self, bench: Bench) -> None:
+        theirs = self.of_somebody_else(bench)
+        with pytest.raises(ConfigError, match="it exists already and belongs to somebody else") as caught:
+            bench.submit(objects())
+        assert [problem.where for problem in caught.value.problems] == ["Secret/r-submission"]
+        assert bench.cluster.changes() == []
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.get("secrets", "r-submission") == theirs
+
+    def test_who_may_not_read_it_or_sees_it_too_late_writes_over_nothing_either(self, bench: Bench) -> None:
+        theirs = self.of_somebody_else(bench)
+        bench.cluster.forbidden.add(("get", "secrets"))
+        bench.cluster.fail("PATCH", "/secrets/", status=404, reason="NotFound", message="not yet")
+        with pytest.raises(ConfigError, match="it exists already and belongs to somebody else"):
+            bench.submit(objects())
+        assert bench.cluster.get("secrets", "r-submission") == theirs
+        assert bench.cluster.names("jobs", "configmaps") == []
+
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_a_submit_that_is_refused_late_takes_back_only_one_that_it_made(self, bench: Bench, readable: bool) -> None:
+        def refuse(body: Manifest) -> tuple[int, str, str] | None:
+            ready = bench.cluster.store.find("trainingruntimes", "r") is not None
+            return (403, "Forbidden", "not this one") if body["kind"] == "TrainJob" and ready else None
+
+        if not readable:
+            bench.cluster.forbidden.add(("get", "secrets"))
+        bench.cluster.writes.admission.append(refuse)
+        for there in (False, True):
+            if there:
+                metadata = {"name": "r-submission", "labels": {"rankzero.dev/run": "r"}}
+                bench.cluster.store.put({**SECRET, "metadata": metadata, "data": {"token": "bXkgb3du"}})
+            with pytest.raises(ConfigError, match="not this one"):
+                bench.submit(objects(kind="trainjob"))
+            kept = there or not readable
+            assert bench.cluster.names("secrets") == ["secrets/r-submission"] * kept
+            assert bench.cluster.names("trainingruntimes") == []
+        assert bench.heard("not permitted to look for Secret/r-submission; it stays") is not readable
 
     def test_without_the_right_to_make_one_the_run_starts_all_the_same(self, bench: Bench) -> None:
         bench.cluster.forbidden |= {("patch", "secrets"), ("get", "secrets")}
