@@ -22,10 +22,10 @@ from rankzero.launch.backends.kubernetes.resources import (
     name_of,
     resource_of,
 )
-from rankzero.launch.backends.kubernetes.stop import remove
+from rankzero.launch.backends.kubernetes.stop import lives, must_have_seen, remove, unseen
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.labels import Manifest
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import POD, Resource
 from rankzero.launch.untyped_json import maps
 
 
@@ -47,6 +47,9 @@ def find_leftovers(
     """`wanted` are the names of the run's objects, `there` those that exist already, by name_of. Raises ApiError."""
     selector = {"labelSelector": labels.selector(run)}
     found = list_each(api, list(discovery.training().values()), selector)
+    seen = {*(one["kind"] for one in found), *(name.partition("/")[0] for name in wanted)}
+    if unseen(seen, there.values()):
+        must_have_seen(api, run, seen, filter(lives, _listed(api, POD, selector)))
     working = [one for one in found if (is_training(one) or _prepares(one)) and name_of(one) not in wanted]
     kinds = [*CORE, *(one for one in (*ADDED, *TEMPLATES) if discovery.serves(one))]
     beside = [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-from rankzero.errors import Problem, RankzeroError
+from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, WRITE, Api, list_each
@@ -16,9 +16,11 @@ from rankzero.launch.backends.kubernetes.kueue import is_active, set_active, wor
 from rankzero.launch.backends.kubernetes.resources import (
     ADDED,
     CLAIM,
+    CONFIG_MAP,
     CORE,
     SECRET,
     TEMPLATES,
+    TRAINING,
     claims_of,
     ended,
     grace_seconds,
@@ -34,6 +36,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest, submission_name
+from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import JOB, POD, Resource
 
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
@@ -43,6 +46,45 @@ def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]
     """The objects that train a run; more than one only while its kind is being changed."""
     served = discovery.training().values()
     return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
+
+
+def must_have_seen(api: Api, run: str, seen: Collection[str], signs: Iterable[Manifest]) -> None:
+    """Raise where a run may go on by an object that was not seen: of a kind that its pods or its ConfigMap, `signs`,
+    name, and that is not among `seen`. ApiError where this user may not look for that kind; ConfigError where the
+    cluster serves it no longer and pods live all the same. Without those pods nothing is left that could go on."""
+    for resource, those in unseen(seen, signs).items():
+        try:
+            api.list(resource, {"labelSelector": labels.selector(run)})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            alive = [name_of(one) for one in those if lives(one)]
+            if alive:
+                raise _unserved(resource, alive[0]) from error
+
+
+def unseen(seen: Collection[str], signs: Iterable[Manifest]) -> dict[Resource, list[Manifest]]:
+    """The kinds that train which objects of a run name, without those that were seen."""
+    found: dict[Resource, list[Manifest]] = {}
+    for one in signs:
+        resource = TRAINING.get(label(one, labels.KIND) or "")
+        if resource is not None and resource.kind not in seen:
+            found.setdefault(resource, []).append(one)
+    return found
+
+
+def _unserved(resource: Resource, pod: str) -> ConfigError:
+    what = f"it lives, and this cluster does not serve the {resource.kind} ({resource.api_version}) that it is of"
+    hint = "have that version served again; or, where it was uninstalled, wait until the pods of the run have gone"
+    return ConfigError(what, where=pod, hint=hint)
+
+
+def lives(manifest: Manifest) -> bool:
+    """Whether it is a pod that has not ended and is not told to."""
+    if manifest["kind"] != POD.kind:
+        return False
+    pod = parse_pod(manifest)
+    return not pod.is_over and pod.deleting_since is None
 
 
 def remove(api: Api, manifest: Manifest, *, run: str | None) -> bool:
@@ -117,7 +159,12 @@ def cancel(api: Api, discovery: Discovery, run: str, say: Say) -> None:
     """Stop a run's pods, with their grace period. What is saved stays, and so do all objects."""
     selector = {"labelSelector": labels.selector(run)}
     jobs = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
-    for one in [*jobs, *training_objects(api, discovery, run)]:
+    trained = training_objects(api, discovery, run)
+    signs = [one for resource in (POD, CONFIG_MAP) for one in _seen(api, resource, selector)]
+    must_have_seen(api, run, {one["kind"] for one in trained}, signs)
+    if not jobs and not trained:
+        say(f"nothing of {run} runs or waits here")
+    for one in [*jobs, *trained]:
         if ended(one) is not None:
             say(f"{name_of(one)} has ended already ({ended(one)})")
             continue
@@ -173,6 +220,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
+    must_have_seen(api, run, {one["kind"] for one in trained}, [*pods, *_seen(api, CONFIG_MAP, selector)])
     templates = _templates(api, discovery, selector, trained, say)
     mounted = {*claims_of([*trained, *prepared, *pods, *templates]), *noted_claims(api, run)}
     for one in [*trained, *prepared]:
@@ -216,6 +264,16 @@ def submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
         return
     if secret is not None and label(secret, labels.RUN) == run:
         yield secret
+
+
+def _seen(api: Api, resource: Resource, selector: dict[str, str]) -> list[Manifest]:
+    """All of a kind; none where that is not permitted."""
+    try:
+        return api.list(resource, selector)[0]
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return []
 
 
 def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:

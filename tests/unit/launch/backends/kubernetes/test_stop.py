@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.errors import AccessError, ServiceError
+from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backends.kubernetes import stop
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.resources import name_of
@@ -331,3 +331,85 @@ class TestClaimsOfRunsThatAreOver:
         self.finished(bench, "b")
         assert bench.heard("could not note on PersistentVolumeClaim/outputs that this run uses it")
         assert "jobs/b" in bench.cluster.names("jobs")
+
+
+class TestAKindThatCannotBeSeen:
+    """What trains is not there for who may not look for it, and goes on all the same."""
+
+    def hide(self, bench: Bench, how: str) -> None:
+        if how == "forbidden":
+            bench.cluster.forbidden |= {(verb, "jobsets") for verb in ("get", "list", "watch", "patch", "delete")}
+        else:
+            bench.cluster.plurals.remove("jobsets")
+            bench.cluster.publish()
+
+    def give(self, bench: Bench, verb: str) -> None:
+        backend = bench.backend()
+        if verb == "cancel":
+            backend.cancel("r", bench.said.append)
+        else:
+            backend.delete("r", claims=False, say=bench.said.append)
+
+    @pytest.mark.parametrize("verb", ["cancel", "delete"])
+    @pytest.mark.parametrize(
+        ("how", "words"),
+        [("forbidden", "not permitted to list jobsets.jobset.x-k8s.io"), ("unserved", "does not serve the JobSet")],
+    )
+    def test_of_a_run_with_pods_nothing_is_touched(self, bench: Bench, verb: str, how: str, words: str) -> None:
+        start(bench, kind="jobset", prepare="always")
+        self.hide(bench, how)
+        bench.cluster.forbidden.add(("list", "configmaps"))
+        changes = bench.cluster.changes()
+        with pytest.raises(AccessError if how == "forbidden" else ConfigError, match=words):
+            self.give(bench, verb)
+        assert bench.cluster.changes() == changes
+
+    @pytest.mark.parametrize("verb", ["cancel", "delete"])
+    def test_one_without_pods_may_wait_in_a_queue(self, bench: Bench, verb: str) -> None:
+        start(bench, kind="jobset")
+        bench.backend().cancel("r", bench.said.append)
+        bench.cluster.world.run_down()
+        assert bench.cluster.names("pods") == []
+        self.hide(bench, "forbidden")
+        changes = bench.cluster.changes()
+        with pytest.raises(AccessError, match="not permitted to list jobsets"):
+            self.give(bench, verb)
+        assert bench.cluster.changes() == changes
+
+    def test_what_is_left_of_a_kind_that_was_uninstalled_can_be_removed(self, bench: Bench) -> None:
+        start(bench, kind="jobset")
+        self.hide(bench, "unserved")
+        lost, over = bench.cluster.store.of("pods")
+        gone = {**lost["metadata"], "deletionTimestamp": "2026-11-21T07:00:00Z"}
+        bench.cluster.store.put({**lost, "metadata": gone})
+        bench.cluster.store.put({**over, "status": {**over["status"], "phase": "Failed"}})
+        self.give(bench, "cancel")
+        assert bench.heard("nothing of r runs or waits here")
+        self.give(bench, "delete")
+        assert "configmaps/r" not in bench.cluster.names()
+
+    def test_what_is_not_there_is_said_to_be_nothing(self, bench: Bench) -> None:
+        start(bench, ttl_seconds_after_finished=60)
+        bench.cluster.store.drop("jobs", "r")
+        bench.cluster.world.run_down()
+        self.give(bench, "cancel")
+        assert bench.heard("nothing of r runs or waits here")
+
+    def test_no_run_of_another_kind_is_started_beside_it(self, bench: Bench) -> None:
+        """Once its pods have ended, the other may continue what it saved."""
+        start(bench, kind="jobset")
+        self.hide(bench, "forbidden")
+        changes = bench.cluster.changes()
+        with pytest.raises(AccessError, match="not permitted to list jobsets"):
+            bench.submit(objects())
+        assert bench.cluster.changes() == changes
+        for pod in list(bench.cluster.store.of("pods")):
+            bench.cluster.store.put({**pod, "status": {**pod["status"], "phase": "Succeeded"}})
+        bench.submit(objects())
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+
+    def test_who_may_read_one_by_its_name_submits_it_again(self, bench: Bench) -> None:
+        manifests = start(bench, kind="jobset")
+        bench.cluster.forbidden.add(("list", "jobsets"))
+        bench.submit(manifests)
+        assert bench.heard("JobSet/r runs already")
