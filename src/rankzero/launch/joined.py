@@ -15,8 +15,9 @@ from typing import Any, Literal
 from rankzero.errors import ExitCode
 from rankzero.launch import kinds, labels
 from rankzero.launch.evidence import Evidence
+from rankzero.launch.last_words import LastWords, parse_last_words
 from rankzero.launch.log_lines import troubled
-from rankzero.launch.pods import EARLIEST, Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
+from rankzero.launch.pods import EARLIEST, Condition, Pod, conditions_of, parse_pod
 from rankzero.launch.resource import JOB
 from rankzero.launch.untyped_json import at, maps, moment, text, whole
 

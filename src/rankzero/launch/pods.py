@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,37 +10,13 @@ from typing import Any
 from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch import kinds, labels
 from rankzero.launch.labels import Manifest
+from rankzero.launch.last_words import LastWords, parse_last_words
 from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SHM_MOUNT = "/dev/shm"
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 """Of what says no time."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """The message that the node command leaves when it ends."""
-
-    outcome: str
-    """done, stopped, failed or peer_lost."""
-    exit_code: int | None = None
-    what: str = ""
-    where: str = ""
-    hint: str = ""
-    step: int | None = None
-    total_steps: int | None = None
-    checkpoint: int | None = None
-    run_dir: str = ""
-    goodput: str = ""
-    """Where the time went, in one line."""
-    scores: Mapping[str, float] = field(default_factory=dict)
-    """What the result's evaluation measured; of a run that is done."""
-
-    @property
-    def sentence(self) -> str:
-        """`where: what`."""
-        return ": ".join(part for part in (self.where, self.what) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,29 +222,6 @@ def conditions_of(manifest: object) -> dict[str, Condition]:
         )
         for condition in maps(manifest, "status", "conditions")
     }
-
-
-def parse_last_words(message: str) -> LastWords | None:
-    """A termination message or outcome annotation; None where it is not one of ours."""
-    try:
-        value = json.loads(message)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or "rankzero" not in value:
-        return None
-    return LastWords(
-        outcome=text(value, "outcome"),
-        exit_code=whole(value, "exit_code"),
-        what=text(value, "what"),
-        where=text(value, "where"),
-        hint=text(value, "hint"),
-        step=whole(value, "step"),
-        total_steps=whole(value, "total_steps"),
-        checkpoint=whole(value, "checkpoint"),
-        run_dir=text(value, "run_dir"),
-        goodput=text(value, "goodput"),
-        scores={name: float(score) for name, score in at(value, "scores").items() if isinstance(score, int | float)},
-    )
 
 
 def _reason(reason: str, message: str) -> str:

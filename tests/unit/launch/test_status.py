@@ -17,9 +17,10 @@ from rankzero.data.progress import told
 from rankzero.engine import console
 from rankzero.errors import DataError
 from rankzero.launch.evidence import Evidence
+from rankzero.launch.last_words import parse_last_words
 from rankzero.launch.log_lines import awaited_nodes, last_error, last_progress, last_spoken, time_of
 from rankzero.launch.node import client, command, termination
-from rankzero.launch.pods import parse_last_words, parse_pod
+from rankzero.launch.pods import parse_pod
 from rankzero.launch.status import RunStatus, as_table, as_text, run_status, summarise
 from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.paths import RunDir

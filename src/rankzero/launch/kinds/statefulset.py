@@ -12,6 +12,7 @@ from typing import Any
 from rankzero.launch.kinds.kind import End, Kind, PodSpecs, by_mark, is_number
 from rankzero.launch.labels import KIND as KIND_LABEL
 from rankzero.launch.labels import NODE_ROLE, OUTCOME, ROLE, RUN, Manifest
+from rankzero.launch.last_words import parse_last_words
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import headless_service, metadata, top_metadata
@@ -101,7 +102,12 @@ def _node_index(pod: Mapping[str, Any]) -> int | None:
 
 
 def _end(manifest: Mapping[str, Any]) -> End | None:
-    return "complete" if OUTCOME in at(manifest, "metadata", "annotations") else None
+    """Node 0 notes every end that no restart would change, also a failure."""
+    note = text(manifest, "metadata", "annotations", OUTCOME)
+    if not note:
+        return None
+    said = parse_last_words(note)
+    return "complete" if said is not None and said.outcome == "done" else "failed"
 
 
 KIND = Kind(

@@ -13,8 +13,9 @@ from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import Finished, JoinedEvidence
 from rankzero.launch.kinds import kind_named
+from rankzero.launch.last_words import LastWords
 from rankzero.launch.log_lines import Progress, awaited_nodes, last_progress
-from rankzero.launch.pods import Ended, LastWords, Pod, conditions_of
+from rankzero.launch.pods import Ended, Pod, conditions_of
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
 from rankzero.launch.untyped_json import at, seconds_between
 from rankzero.spec.kinds import KINDS

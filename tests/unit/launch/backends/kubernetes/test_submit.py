@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,27 @@ def test_a_parked_statefulset_is_made_again(bench: Bench) -> None:
     bench.submit(manifests)
     assert bench.cluster.get("statefulsets", "r")["metadata"]["uid"] != parked["metadata"]["uid"]
     assert bench.cluster.get("statefulsets", "r")["spec"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed", "stopped"])
+def test_another_setting_of_a_parked_statefulset_is_refused_only_where_the_run_finished(
+    bench: Bench, outcome: str
+) -> None:
+    start(bench, kind="statefulset")
+    parked = bench.cluster.get("statefulsets", "r")
+    said = {"rankzero": 1, "outcome": outcome, "exit_code": {"done": 0, "failed": 65, "stopped": 75}[outcome]}
+    parked["metadata"]["annotations"]["rankzero.dev/outcome"] = json.dumps(said)
+    parked["spec"]["replicas"] = 0
+    bench.cluster.store.put(parked)
+    bench.backend().cancel("r", bench.said.append)
+    assert bench.heard(f"has ended already ({'complete' if outcome == 'done' else 'failed'})")
+    corrected = objects(kind="statefulset", steps=20)
+    if outcome == "done":
+        with pytest.raises(ConfigError, match="the run r has finished, and this is another setting of it"):
+            bench.submit(corrected)
+    else:
+        bench.submit(corrected)
+        assert bench.cluster.get("statefulsets", "r")["spec"]["replicas"] == 2
 
 
 def test_a_changed_run_waits_for_the_old_pods_to_go(bench: Bench) -> None:

@@ -19,8 +19,8 @@ from rankzero.cli.init import profile_text
 from rankzero.errors import ConfigError
 from rankzero.launch.backends.slurm.state import read_notes
 from rankzero.launch.labels import is_job_name
+from rankzero.launch.last_words import parse_last_words
 from rankzero.launch.plan import make_plan
-from rankzero.launch.pods import parse_last_words
 from rankzero.launch.render import render
 from rankzero.launch.render.content import file_name, to_yaml
 from rankzero.spec.cluster_load import load_cluster, load_cluster_spec
