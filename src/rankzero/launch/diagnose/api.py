@@ -42,6 +42,10 @@ def _from_refusal(refusal: Refusal, joined: JoinedEvidence) -> Iterator[Finding]
     if refusal.status == 404 and not changing and not tells_unserved(refusal.message):
         return
     if not changing and what.split(".")[0] in _OPTIONAL:
+        if refusal.status >= 500:
+            cause = f"{what} could not be looked at ({refusal.status} {refusal.reason}): {refusal.message}"
+            fix = "look again; the run is judged without them, and the cluster's administrator knows more"
+            yield Finding("not-seen", "info", cause, fix)
         return
     found = reason_of(refusal, _asked(f"the cluster refused to {refusal.verb}", joined))
     if found.code == "refused" and (not changing or refusal.status == 409):

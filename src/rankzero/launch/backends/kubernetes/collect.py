@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evidence:
-    """Everything about one run. What may not be read is noted in `refused`. Raises ApiError."""
+    """Everything about one run. What cannot be read is noted in `refused`. Raises ApiError."""
     ours = {"labelSelector": labels.selector(run)}
     kinds = [*discovery.training().values(), *(one for one in TEMPLATES if discovery.serves(one))]
     workloads = discovery.workloads()
@@ -50,8 +50,8 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
         pods = pool.submit(look.list, POD, ours)
         claims = pool.submit(look.list, CLAIM)
         events = pool.submit(look.list, EVENT)
-        classes = pool.submit(look.list, STORAGE_CLASS)
-        queued = pool.submit(look.list, workloads) if workloads is not None else None
+        classes = pool.submit(look.list, STORAGE_CLASS, optional=True)
+        queued = pool.submit(look.list, workloads, optional=True) if workloads is not None else None
         found = [_without_data(one) for each in objects for one in each.result() or ()]
         found_pods = pods.result() or []
         parsed = [parse_pod(pod) for pod in found_pods]
@@ -100,19 +100,20 @@ def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
 
 @dataclass(slots=True)
 class _Look:
-    """Reads, and notes what may not be read instead of failing for it."""
+    """Reads, and notes what may not be read instead of failing for it; so it does where the server fails over what a
+    run is judged without."""
 
     api: Api
     refused: list[Refusal] = field(default_factory=list)
 
-    def list(self, resource: Resource, params: Mapping[str, str] | None = None) -> list[Manifest] | None:
+    def list(
+        self, resource: Resource, params: Mapping[str, str] | None = None, *, optional: bool = False
+    ) -> list[Manifest] | None:
         """All objects of a kind; None where that is not permitted, or the kind has gone."""
         try:
             return self.api.list(resource, params)[0]
         except ApiError as error:
-            if error.status not in (403, 404):
-                raise
-            self.refused.append(error.refusal)
+            self._note(error, optional=optional)
             return None
 
     def nodes(self, pods: Sequence[Pod]) -> builtins.list[Manifest] | None:
@@ -126,11 +127,14 @@ class _Look:
                 return self.api.page(NODE)
             found = [self.api.read(NODE, name) for name in names]
         except ApiError as error:
-            if error.status not in (403, 404):
-                raise
-            self.refused.append(error.refusal)
+            self._note(error, optional=True)
             return None
         return [one for one in found if one is not None]
+
+    def _note(self, error: ApiError, *, optional: bool) -> None:
+        if error.status not in (403, 404) and not (optional and error.status >= 500):
+            raise error
+        self.refused.append(error.refusal)
 
     def tail(self, pod: Pod, count: int) -> tuple[str, str]:
         """A pod's name and its last lines: those of the instance before this one first, where it was restarted."""

@@ -6,20 +6,28 @@ from rankzero.launch import labels
 from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, WRITE, Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
-from rankzero.launch.backends.kubernetes.resources import label
+from rankzero.launch.backends.kubernetes.resources import label, name_of
 from rankzero.launch.labels import Manifest
 
 
 def workloads(api: Api, discovery: Discovery, manifest: Manifest, *, patient: bool = False) -> list[Manifest]:
-    """Kueue's Workloads of an object. `patient` as in `Api.list`."""
-    resource = discovery.workloads()
+    """Kueue's Workloads of an object. `patient` as in `Api.list`, for one in a queue.
+
+    Where the server fails over all of them, as it does while Kueue's webhook is down, one that names no queue is taken
+    to have none, which is said."""
+    resource, queued = discovery.workloads(), label(manifest, labels.QUEUE) is not None
     if resource is None:
+        return []
+    try:
+        found, _ = api.list(resource, patient=patient and queued)
+    except ApiError as error:
+        if queued or error.status < 500:
+            raise
+        api.tell(f"{error}; {name_of(manifest)} names no queue, and is taken to be in none")
         return []
     uid = manifest["metadata"].get("uid")
     return [
-        one
-        for one in api.list(resource, patient=patient)[0]
-        if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or ())
+        one for one in found if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or ())
     ]
 
 

@@ -112,6 +112,30 @@ def test_what_may_not_be_read_is_noted(bench: Bench) -> None:
     assert len(evidence.pods) == 2
 
 
+DOWN = {"status": 500, "reason": "InternalError", "message": "conversion webhook failed", "times": 99}
+
+
+@pytest.mark.parametrize("plural", ["workloads", "nodes", "storageclasses"])
+def test_what_the_run_is_judged_without_hides_nothing_where_the_server_fails_over_it(bench: Bench, plural: str) -> None:
+    bench.cluster.plurals.add("workloads")
+    bench.cluster.publish()
+    running(bench)
+    bench.cluster.fail("GET", f"/{plural}", **DOWN)
+    status = run_status(bench.backend().collect("r"))
+    assert status.running == 2
+    (finding,) = [one for one in status.findings if one.code == "not-seen"]
+    assert finding.severity == "info"
+    assert finding.cause.startswith(plural) and "could not be looked at (500 InternalError)" in finding.cause
+
+
+@pytest.mark.parametrize("plural", ["pods", "jobs"])
+def test_a_server_that_fails_over_the_run_itself_has_not_shown_it(bench: Bench, plural: str) -> None:
+    running(bench)
+    bench.cluster.fail("GET", f"/{plural}?", **DOWN)
+    with pytest.raises(SilentError, match="conversion webhook failed"):
+        bench.backend().collect("r")
+
+
 def test_a_run_that_is_not_there(bench: Bench) -> None:
     evidence = bench.backend().collect("r")
     assert evidence.objects == evidence.pods == ()

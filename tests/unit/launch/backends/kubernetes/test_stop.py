@@ -41,6 +41,38 @@ def test_cancelling_stops_pods_and_keeps_objects(bench: Bench, kind: str) -> Non
     assert bench.heard("its pods save and leave within 180 s")
 
 
+class TestKueueFails:
+    """Its webhook is down, and with it whatever is asked about Workloads, also for who has nothing to do with it."""
+
+    def down(self, bench: Bench) -> None:
+        bench.cluster.plurals |= {"workloads", "localqueues"}
+        bench.cluster.publish()
+        down = {"status": 500, "reason": "InternalError", "message": "conversion webhook failed: connection refused"}
+        bench.cluster.fail("GET", "/workloads", times=999, **down)
+
+    def test_what_is_in_no_queue_is_stopped_and_started_again(self, bench: Bench) -> None:
+        manifests = start(bench)
+        uid = bench.cluster.get("jobs", "r")["metadata"]["uid"]
+        self.down(bench)
+        bench.backend().cancel("r", bench.said.append)
+        assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+        assert bench.heard("list workloads.kueue.x-k8s.io: 500 InternalError: conversion webhook failed")
+        assert bench.heard("Job/r names no queue, and is taken to be in none")
+        bench.submit(manifests, replace=False)
+        assert bench.heard("Job/r started again")
+        assert bench.cluster.get("jobs", "r")["metadata"]["uid"] == uid
+
+    def test_what_is_in_one_would_be_started_again_by_kueue(self, bench: Bench) -> None:
+        queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+        bench.cluster.store.put(queue)
+        self.down(bench)
+        start(bench, queue={"name": "gpus"})
+        changes = bench.cluster.changes()
+        with pytest.raises(ServiceError, match="conversion webhook failed"):
+            bench.backend().cancel("r", bench.said.append)
+        assert bench.cluster.changes() == changes
+
+
 def test_cancelling_what_has_ended(bench: Bench) -> None:
     bench.submit(objects())
     bench.cluster.world.run_down()
