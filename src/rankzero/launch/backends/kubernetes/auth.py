@@ -12,9 +12,10 @@ import shlex
 import ssl
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfi
 from lightkube.config.models import User, UserExec
 
 from rankzero.errors import AccessError, ConfigError
+from rankzero.launch.backends.kubernetes.connections import Connections
 from rankzero.launch.backends.kubernetes.login import log_in, may_ask
 
 VARIABLE = "KUBECONFIG"
@@ -52,14 +54,12 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     config = chosen.config._replace(user=user)
     try:
         _must_have_key(user)
-        params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config)
+        params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config) | {"limits": LIMITS}
         if user.exec is not None:
-            params["auth"] = ExecLogin(
-                user.exec, server=config.cluster.server, tls=params["verify"], mode=chosen.interactive
-            )
+            params = _with_login(user.exec, chosen.interactive, params)
         elif user.token_file is not None:
             params["auth"] = TokenFile(Path(user.token_file))
-        http = httpx2.Client(**{**params, "limits": LIMITS, "headers": {"User-Agent": "rankzero"}})
+        http = httpx2.Client(**params, headers={"User-Agent": "rankzero"})
     except ImportError as error:  # of httpx, whose own words name a package that is not ours
         where = f"{_place(env)} proxy-url" if chosen.proxy else _variable_of_socks()
         hint = "`pip install socksio`, or name a proxy that speaks HTTP"
@@ -71,6 +71,14 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
         name = chosen.server_name
         http.event_hooks["request"].append(lambda request: request.extensions.update(sni_hostname=name))
     return Connection(http, config.cluster.server, config.context_name)
+
+
+def _with_login(command: UserExec, mode: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a client that logs in by a command, from those of one that does not log in."""
+    server = str(params["base_url"])
+    connections = Connections(partial(httpx2.Client, **{**params, "auth": None}))
+    auth = ExecLogin(command, server=server, tls=params["verify"], mode=mode, renew=connections.renew)
+    return {"base_url": server, "timeout": params["timeout"], "auth": auth, "transport": connections}
 
 
 def _must_have_key(user: User) -> None:
@@ -230,31 +238,42 @@ class ExecLogin(httpx2.Auth):
     refused. An empty token stands for a certificate alone."""
 
     def __init__(
-        self, command: UserExec, *, server: str, tls: ssl.SSLContext | None = None, mode: str = "IfAvailable"
+        self,
+        command: UserExec,
+        *,
+        server: str,
+        tls: ssl.SSLContext | None = None,
+        mode: str = "IfAvailable",
+        renew: Callable[[], None] = lambda: None,
     ) -> None:
-        """`mode` is the kubeconfig's interactiveMode: whether it may ask a person at the terminal."""
+        """`mode` is the kubeconfig's interactiveMode: whether it may ask a person at the terminal. `renew` has requests
+        go over new connections."""
         self._command = command
         self._mode = mode
         self._server = server
         self._tls = tls
+        self._renew = renew
         self._lock = threading.Lock()
-        self._token: str | None = None
+        self._logins = 0
+        self._token = ""
         self._ends: datetime | None = None
 
     def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         """Put the token on a request; a new one where the first is refused."""
-        token = self._current(refused=None)
+        token, login = self._current(refused=0)
         _put(request, token)
         response = yield request
         if response.status_code == 401:
-            _put(request, self._current(refused=token))
+            _put(request, self._current(refused=login)[0])
             yield request
 
-    def _current(self, *, refused: str | None) -> str:
+    def _current(self, *, refused: int) -> tuple[str, int]:
+        """The token, and by which login it is; another than the one that was refused."""
         with self._lock:  # threads that follow logs do not all log in
-            if self._token is None or self._token == refused or (self._ends and self._ends <= datetime.now(UTC)):
+            if self._logins == refused or (self._ends and self._ends <= datetime.now(UTC)):
                 self._token, self._ends = self._log_in()
-            return self._token
+                self._logins += 1
+            return self._token, self._logins
 
     def _log_in(self) -> tuple[str, datetime | None]:
         wanted = self._command
@@ -290,13 +309,15 @@ class ExecLogin(httpx2.Auth):
             raise AccessError("it gave no token and no certificate", where=where, hint="log in again") from None
 
     def _take_certificate(self, certificate: str, key: str) -> None:
-        """For every connection from now on. The TLS library takes files only; nobody else may read this one."""
+        """For every connection from now on, and every request has one of these. The TLS library takes files only;
+        nobody else may read this one."""
         if self._tls is None:
             raise KeyError
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".pem") as file:
             file.write(f"{certificate.rstrip()}\n{key}")
             file.flush()
             self._tls.load_cert_chain(file.name)
+        self._renew()
 
 
 def _moment(text: str) -> datetime:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,10 @@ from rankzero.launch.backends.kubernetes import login as logins
 from rankzero.launch.backends.kubernetes.api import ATTEMPTS, Api
 from rankzero.launch.backends.kubernetes.auth import Connection, ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
+from rankzero.launch.backends.kubernetes.connections import Connections
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.resource import POD
 from rankzero.launch.silence import SilentError
 from tests.support.fake_cluster import TOKEN
@@ -524,3 +530,135 @@ def test_of_a_server_that_has_answered_a_fault_of_tls_is_one_connections(message
     with pytest.raises(ApiError) as caught:
         server.api.read(POD, "x")
     assert isinstance(as_error(caught.value, server.api.place), SilentError) and server.calls == 1 + ATTEMPTS
+
+
+class Identities(ThreadingHTTPServer):
+    """Takes each connection for the login that was the newest when it was made, as a server does with a certificate,
+    and answers those of the valid one alone."""
+
+    daemon_threads = True
+
+    def __init__(self, logins: Path) -> None:
+        self.logins = logins
+        self.valid = 1
+        self.at_once = threading.Barrier(1)
+        self.news = threading.Event()
+        super().__init__(("127.0.0.1", 0), Identity)
+
+    @property
+    def count(self) -> int:
+        """How often somebody has logged in."""
+        return len(self.logins.read_text()) if self.logins.exists() else 0
+
+
+class Identity(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Identities
+
+    def setup(self) -> None:
+        super().setup()
+        self.login = self.server.count
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        known = self.login == self.server.valid
+        if not known or self.login == 1:
+            self.server.at_once.wait()
+        self.send_response(200 if known else 401)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if not known:
+            parts = ['{"kind": "Status", "reason": "Unauthorized", "message": "Unauthorized"}']
+        elif "watch" in self.path:
+            parts = ["first\n", "second\n"]
+        else:
+            parts = ['{"metadata": {"resourceVersion": "1"}, "items": []}']
+        for part in parts:
+            if part == "second\n":
+                self.server.news.wait()
+            self.wfile.write(f"{len(part):x}\r\n{part}\r\n".encode())
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class TestACertificateThatIsRenewed:
+    """Connections that were begun with the old one are kept by nobody."""
+
+    @pytest.fixture
+    def server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Identities]:
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda *_: None)
+        with Identities(tmp_path / "logins") as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+            thread.start()
+            yield server
+            server.news.set()
+            server.shutdown()
+            thread.join()
+
+    @pytest.fixture
+    def api(self, server: Identities, tmp_path: Path) -> Iterator[Api]:
+        status = {"clientCertificateData": "cert", "clientKeyData": "key", "expirationTimestamp": "{ends}"}
+        script = f"""
+with open({str(server.logins)!r}, "a") as file:
+    file.write("x")
+ends = "2000-01-01T00:00:00Z" if os.path.exists({str(tmp_path / "short")!r}) else "2999-01-01T00:00:00Z"
+print(json.dumps({{"status": {status!r}}}).replace("{{ends}}", ends))"""
+        command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login(tmp_path, script))}
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        connection = connect(None, write(tmp_path / "k", config(url, exec=command)))
+        api = Api(connection, "train", say=lambda _: None, clock=Ticks().clock())
+        yield api
+        api.close()
+
+    def test_since_the_server_has_refused_it(self, server: Identities, api: Api) -> None:
+        api.list(POD)
+        server.valid = 2
+        api.list(POD)
+        assert server.count == 2
+
+    def test_since_it_has_ended(self, server: Identities, api: Api, tmp_path: Path) -> None:
+        (tmp_path / "short").touch()
+        api.list(POD)
+        (tmp_path / "short").unlink()
+        server.valid = 2
+        api.list(POD)
+        api.list(POD)
+        assert server.count == 2
+
+    def test_what_others_read_meanwhile_goes_on(self, server: Identities, api: Api) -> None:
+        lines = api.lines("/watch", {}, resource=POD, streams=Streams(), silence=60)
+        assert next(lines) == "first"
+        server.valid = 2
+        api.list(POD)
+        server.news.set()
+        assert list(lines) == ["second"]
+        api.list(POD)
+        assert server.count == 2
+
+    def test_of_many_that_are_refused_at_once_one_logs_in(self, server: Identities, api: Api) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            server.at_once = threading.Barrier(8)
+            list(pool.map(lambda _: api.list(POD), range(8)))
+            server.valid = 2
+            list(pool.map(lambda _: api.list(POD), range(8)))
+        assert server.count == 2
+
+    def test_the_old_ones_are_closed_when_nothing_is_read_from_them_any_more(self) -> None:
+        made: list[httpx2.Client] = []
+
+        def make() -> httpx2.Client:
+            made.append(httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, text="said"))))
+            return made[-1]
+
+        connections = Connections(make)
+        with httpx2.Client(transport=connections) as http:
+            with http.stream("GET", "http://x") as response:
+                connections.renew()
+                assert [one.is_closed for one in made] == [False, False]
+                assert response.read() == b"said"
+            assert [one.is_closed for one in made] == [True, False]
+            connections.renew()
+        assert [one.is_closed for one in made] == [True, True, True]
