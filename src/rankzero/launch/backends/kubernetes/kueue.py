@@ -11,7 +11,7 @@ from rankzero.launch.labels import Manifest
 
 
 def workloads(api: Api, discovery: Discovery, manifest: Manifest, *, patient: bool = False) -> list[Manifest]:
-    """Kueue's Workloads of an object. `patient` as in `Api.list`, for one in a queue.
+    """Kueue's Workloads of an object. `patient` as in `Api.list`.
 
     Where the server fails over all of them, as it does while Kueue's webhook is down, one that names no queue is taken
     to have none, which is said."""
@@ -21,10 +21,12 @@ def workloads(api: Api, discovery: Discovery, manifest: Manifest, *, patient: bo
     try:
         found, _ = api.list(resource, patient=patient and queued)
     except ApiError as error:
-        if queued or error.status < 500:
+        if not queued and error.status >= 500:
+            api.tell(f"{error}; {name_of(manifest)} names no queue, and is taken to be in none")
+            return []
+        if queued or not patient:
             raise
-        api.tell(f"{error}; {name_of(manifest)} names no queue, and is taken to be in none")
-        return []
+        found, _ = api.list(resource, patient=True)  # a silence, which is waited out
     uid = manifest["metadata"].get("uid")
     return [
         one for one in found if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or ())

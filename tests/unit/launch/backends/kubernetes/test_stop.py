@@ -9,6 +9,8 @@ import pytest
 from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backends.kubernetes import stop
 from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.kueue import is_queued
 from rankzero.launch.backends.kubernetes.resources import name_of
 from rankzero.launch.backends.kubernetes.stop import remove
 from rankzero.launch.labels import Manifest
@@ -61,6 +63,15 @@ class TestKueueFails:
         bench.submit(manifests, replace=False)
         assert bench.heard("Job/r started again")
         assert bench.cluster.get("jobs", "r")["metadata"]["uid"] == uid
+
+    def test_a_silence_is_waited_out_as_ever(self, bench: Bench) -> None:
+        start(bench)
+        bench.backend().cancel("r", bench.said.append)
+        bench.cluster.plurals |= {"workloads", "localqueues"}
+        bench.cluster.publish()
+        bench.cluster.fail("GET", "/workloads", drop="before", times=15)
+        api = bench.api()
+        assert not is_queued(api, Discovery(api), bench.cluster.get("jobs", "r"))
 
     def test_what_is_in_one_would_be_started_again_by_kueue(self, bench: Bench) -> None:
         queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
