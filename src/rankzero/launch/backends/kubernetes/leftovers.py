@@ -49,7 +49,7 @@ def find_leftovers(
     found = list_each(api, list(discovery.training().values()), selector)
     seen = {*(one["kind"] for one in found), *(name.partition("/")[0] for name in wanted)}
     if unseen(seen, there.values()):
-        must_have_seen(api, run, seen, filter(lives, _listed(api, POD, selector)))
+        must_have_seen(api, discovery, run, seen, filter(lives, _listed(api, POD, selector)))
     working = [one for one in found if (is_training(one) or _prepares(one)) and name_of(one) not in wanted]
     kinds = [*CORE, *(one for one in (*ADDED, *TEMPLATES) if discovery.serves(one))]
     beside = [

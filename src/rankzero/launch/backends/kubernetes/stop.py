@@ -48,19 +48,28 @@ def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]
     return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
-def must_have_seen(api: Api, run: str, seen: Collection[str], signs: Iterable[Manifest]) -> None:
+def must_have_seen(api: Api, discovery: Discovery, run: str, seen: Collection[str], signs: Iterable[Manifest]) -> None:
     """Raise where a run may go on by an object that was not seen: of a kind that its pods or its ConfigMap, `signs`,
     name, and that is not among `seen`. ApiError where this user may not look for that kind; ConfigError where the
     cluster serves it no longer and pods live all the same. Without those pods nothing is left that could go on."""
     for resource, those in unseen(seen, signs).items():
-        try:
-            api.list(resource, {"labelSelector": labels.selector(run)})
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            alive = [name_of(one) for one in those if lives(one)]
-            if alive:
-                raise _unserved(resource, alive[0]) from error
+        alive = [name_of(one) for one in those if lives(one)]
+        if not _can_be_seen(api, discovery, resource, run) and alive:
+            raise _unserved(resource, alive[0])
+
+
+def _can_be_seen(api: Api, discovery: Discovery, resource: Resource, run: str) -> bool:
+    """False for a kind that the cluster does not serve. Discovery is asked first: to who may not list it the server
+    says 403, whether it serves it or not."""
+    if not discovery.serves(resource):
+        return False
+    try:
+        api.list(resource, {"labelSelector": labels.selector(run)})
+    except ApiError as error:
+        if error.status != 404:  # it was uninstalled meanwhile
+            raise
+        return False
+    return True
 
 
 def unseen(seen: Collection[str], signs: Iterable[Manifest]) -> dict[Resource, list[Manifest]]:
@@ -161,7 +170,7 @@ def cancel(api: Api, discovery: Discovery, run: str, say: Say) -> None:
     jobs = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     trained = training_objects(api, discovery, run)
     signs = [one for resource in (POD, CONFIG_MAP) for one in _seen(api, resource, selector)]
-    must_have_seen(api, run, {one["kind"] for one in trained}, signs)
+    must_have_seen(api, discovery, run, {one["kind"] for one in trained}, signs)
     if not jobs and not trained:
         say(f"nothing of {run} runs or waits here")
     for one in [*jobs, *trained]:
@@ -220,7 +229,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
-    must_have_seen(api, run, {one["kind"] for one in trained}, [*pods, *_seen(api, CONFIG_MAP, selector)])
+    must_have_seen(api, discovery, run, {one["kind"] for one in trained}, [*pods, *_seen(api, CONFIG_MAP, selector)])
     templates = _templates(api, discovery, selector, trained, say)
     mounted = {*claims_of([*trained, *prepared, *pods, *templates]), *noted_claims(api, run)}
     for one in [*trained, *prepared]:

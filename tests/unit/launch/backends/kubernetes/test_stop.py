@@ -380,9 +380,9 @@ class TestAKindThatCannotBeSeen:
     """What trains is not there for who may not look for it, and goes on all the same."""
 
     def hide(self, bench: Bench, how: str) -> None:
-        if how == "forbidden":
+        if how != "unserved":  # servers refuse to list even a kind that they do not serve
             bench.cluster.forbidden |= {(verb, "jobsets") for verb in ("get", "list", "watch", "patch", "delete")}
-        else:
+        if how != "forbidden":
             bench.cluster.plurals.remove("jobsets")
             bench.cluster.publish()
 
@@ -396,7 +396,11 @@ class TestAKindThatCannotBeSeen:
     @pytest.mark.parametrize("verb", ["cancel", "delete"])
     @pytest.mark.parametrize(
         ("how", "words"),
-        [("forbidden", "not permitted to list jobsets.jobset.x-k8s.io"), ("unserved", "does not serve the JobSet")],
+        [
+            ("forbidden", "not permitted to list jobsets.jobset.x-k8s.io"),
+            ("unserved", "does not serve the JobSet"),
+            ("unserved and forbidden", "does not serve the JobSet"),
+        ],
     )
     def test_of_a_run_with_pods_nothing_is_touched(self, bench: Bench, verb: str, how: str, words: str) -> None:
         start(bench, kind="jobset", prepare="always")
@@ -419,15 +423,24 @@ class TestAKindThatCannotBeSeen:
             self.give(bench, verb)
         assert bench.cluster.changes() == changes
 
-    def test_what_is_left_of_a_kind_that_was_uninstalled_can_be_removed(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("how", ["unserved", "unserved and forbidden"])
+    def test_what_is_left_of_a_kind_that_was_uninstalled_can_be_removed(self, bench: Bench, how: str) -> None:
         start(bench, kind="jobset")
-        self.hide(bench, "unserved")
+        self.hide(bench, how)
         lost, over = bench.cluster.store.of("pods")
         gone = {**lost["metadata"], "deletionTimestamp": "2026-11-21T07:00:00Z"}
         bench.cluster.store.put({**lost, "metadata": gone})
         bench.cluster.store.put({**over, "status": {**over["status"], "phase": "Failed"}})
         self.give(bench, "cancel")
         assert bench.heard("nothing of r runs or waits here")
+        self.give(bench, "delete")
+        assert "configmaps/r" not in bench.cluster.names()
+
+    def test_one_that_was_uninstalled_since_discovery_is_left_alike(self, bench: Bench) -> None:
+        start(bench, kind="jobset")
+        bench.backend().cancel("r", bench.said.append)
+        bench.cluster.world.run_down()
+        bench.cluster.fail("GET", "/jobsets?", status=404, reason="NotFound", message="gone", times=99)
         self.give(bench, "delete")
         assert "configmaps/r" not in bench.cluster.names()
 
