@@ -124,7 +124,8 @@ def needs_runtime(store: Store) -> Admission:
 
 
 def patched(before: Object, operations: list[Object]) -> Object:
-    """A JSON Patch of tests and additions. Of one that does not apply the API says no more than this."""
+    """A JSON Patch of tests and additions. Of one that does not apply the API says no more than this. What is not there
+    passes a test for null, and nothing can be added below it."""
     after = copy.deepcopy(before)
     for one in operations:
         *above, last = [part.replace("~1", "/").replace("~0", "~") for part in one["path"].split("/")[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rankzero.errors import ConfigError
 from rankzero.launch import labels
@@ -16,6 +16,9 @@ from rankzero.launch.untyped_json import text
 
 _PARAMS = {"fieldManager": "rankzero", "fieldValidation": "Strict"}
 TRIES = 3
+_UNAPPLIED = "the server rejected our request due to an error in our request"
+"""All that the API says of a JSON Patch that does not apply, whichever operation it was. What a webhook refuses with
+the same status has other words."""
 
 
 def put_secret(api: Api, manifest: Manifest) -> str:
@@ -31,16 +34,11 @@ def put_secret(api: Api, manifest: Manifest) -> str:
             words = words.replace(value, "***")
         return words
 
-    run = label(manifest, labels.RUN)
-    keys = {part: manifest[part] for part in ("metadata", "data")} if run is None else _only_of(run, manifest["data"])
-    kind = MERGE_PATCH if run is None else JSON_PATCH
     for attempt in range(1, TRIES + 1):  # somebody may create or delete it in between
         try:
-            api.write("PATCH", SECRET, name, keys, params=_PARAMS, content_type=kind, hide=hide)
+            _merge(api, manifest, hide)
             return "updated"
         except ApiError as error:
-            if run is not None and error.status == 422 and not error.causes:
-                raise ConfigError([taken(manifest)]) from error
             if error.status != 404 or attempt == TRIES:
                 raise
         try:
@@ -52,10 +50,29 @@ def put_secret(api: Api, manifest: Manifest) -> str:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _only_of(run: str, data: Manifest) -> Sequence[Manifest]:
-    """The server itself looks whose it is: many who may write Secrets may not read any."""
+def _merge(api: Api, manifest: Manifest, hide: Callable[[str], str]) -> None:
+    name, run = str(manifest["metadata"]["name"]), label(manifest, labels.RUN)
+    if run is None:
+        keys = {part: manifest[part] for part in ("metadata", "data")}
+        api.write("PATCH", SECRET, name, keys, params=_PARAMS, content_type=MERGE_PATCH, hide=hide)
+        return
+    for patch in _only_of(run, manifest["data"]):
+        try:
+            api.write("PATCH", SECRET, name, patch, params=_PARAMS, content_type=JSON_PATCH, hide=hide)
+            return
+        except ApiError as error:
+            if error.status != 422 or error.causes or not error.refusal.message.startswith(_UNAPPLIED):
+                raise
+    raise ConfigError([taken(manifest)])
+
+
+def _only_of(run: str, data: Manifest) -> tuple[Sequence[Manifest], Sequence[Manifest]]:
+    """The server itself looks whose it is: many who may write Secrets may not read any. The second is for one without
+    keys, which has no place that the first could add them to."""
     mine = {"op": "test", "path": f"/metadata/labels/{labels.RUN.replace('/', '~1')}", "value": run}
-    return [mine, *({"op": "add", "path": f"/data/{key}", "value": value} for key, value in data.items())]
+    empty = {"op": "test", "path": "/data", "value": None}
+    keys = [{"op": "add", "path": f"/data/{key}", "value": value} for key, value in data.items()]
+    return [mine, *keys], [mine, empty, {"op": "add", "path": "/data", "value": data}]
 
 
 def secret_value(api: Api, name: str, key: str) -> str:

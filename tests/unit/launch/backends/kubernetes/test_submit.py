@@ -782,6 +782,36 @@ class TestSubmissionSecret:
         bench.submit(objects(steps=20))
         assert self.token(bench) != first
 
+    @pytest.mark.parametrize("readable", [True, False])
+    @pytest.mark.parametrize("data", [None, {"jupyter": "bXkgb3du"}])
+    def test_one_that_lacks_the_key_gets_it_beside_what_it_has(
+        self, bench: Bench, data: dict[str, str] | None, readable: bool
+    ) -> None:
+        """The API drops a map that is empty, and into none that is missing can a JSON Patch add a key."""
+        ours = {**SECRET, "metadata": {"name": "r-submission", "labels": {"rankzero.dev/run": "r"}}}
+        bench.cluster.store.put(ours if data is None else {**ours, "data": data})
+        if not readable:
+            bench.cluster.forbidden.add(("get", "secrets"))
+        bench.submit(objects())
+        assert len(self.token(bench)) == 64
+        kept = bench.cluster.get("secrets", "r-submission")["data"]
+        assert kept == {**(data or {}), "token": kept["token"]}
+
+    @pytest.mark.parametrize("data", [{}, {"data": {"token": "bXkgb3du"}}])
+    def test_who_refuses_to_have_one_changed_is_heard(self, bench: Bench, data: Manifest) -> None:
+        def refuse(body: Manifest) -> tuple[int, str, str] | None:
+            words = 'admission webhook "vault.example.com" denied the request: keep tokens in the vault'
+            return (422, "Invalid", words) if body["kind"] == "Secret" else None
+
+        bench.cluster.store.put(
+            {**SECRET, "metadata": {"name": "r-submission", "labels": {"rankzero.dev/run": "r"}}, **data}
+        )
+        bench.cluster.writes.admission.append(refuse)
+        with pytest.raises(ConfigError, match="keep tokens in the vault") as caught:
+            bench.submit(objects())
+        assert "belongs to somebody else" not in str(caught.value)
+        assert bench.cluster.names("jobs") == []
+
     def of_somebody_else(self, bench: Bench) -> Manifest:
         """With what is called as ours is."""
         metadata = {"name": "r-submission", "labels": {"app": "kaggle"}}
