@@ -169,10 +169,10 @@ def cancel(api: Api, discovery: Discovery, run: str, say: Say) -> None:
     selector = {"labelSelector": labels.selector(run)}
     jobs = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     trained = training_objects(api, discovery, run)
-    signs = [one for resource in (POD, CONFIG_MAP) for one in _seen(api, resource, selector)]
+    signs = [one for resource in (POD, CONFIG_MAP) for one in _seen(api, resource, selector) or ()]
     must_have_seen(api, discovery, run, {one["kind"] for one in trained}, signs)
     if not jobs and not trained:
-        say(f"nothing of {run} runs or waits here")
+        say(_nothing_of(api, discovery, run))
     for one in [*jobs, *trained]:
         if ended(one) is not None:
             say(f"{name_of(one)} has ended already ({ended(one)})")
@@ -186,6 +186,20 @@ def cancel(api: Api, discovery: Discovery, run: str, say: Say) -> None:
             f"{name_of(one)} is removed, since Kueue starts again what is suspended and you may not patch its Workload;"
             f" its pods save and leave within {grace} s, and submitting again continues from there"
         )
+
+
+def _nothing_of(api: Api, discovery: Discovery, run: str) -> str:
+    """That there is nothing to stop. Who may look neither for all that trains nor for all signs of it is told so."""
+    selector = {"labelSelector": labels.selector(run)}
+
+    def hidden(resources: Iterable[Resource]) -> list[str]:
+        return [one.title for one in resources if _seen(api, one, selector) is None]
+
+    trains, signs = hidden(discovery.training().values()), hidden((POD, CONFIG_MAP))
+    if not trains or not signs:
+        return f"nothing of {run} runs or waits here"
+    what = ", ".join(sorted((*trains, *signs)))
+    return f"nothing that you may see of {run} runs or waits here; not permitted to look for {what}"
 
 
 def _put_aside(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
@@ -229,7 +243,8 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
-    must_have_seen(api, discovery, run, {one["kind"] for one in trained}, [*pods, *_seen(api, CONFIG_MAP, selector)])
+    signs = [*pods, *(_seen(api, CONFIG_MAP, selector) or ())]
+    must_have_seen(api, discovery, run, {one["kind"] for one in trained}, signs)
     templates = _templates(api, discovery, selector, trained, say)
     mounted = {*claims_of([*trained, *prepared, *pods, *templates]), *noted_claims(api, run)}
     for one in [*trained, *prepared]:
@@ -275,14 +290,14 @@ def submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
         yield secret
 
 
-def _seen(api: Api, resource: Resource, selector: dict[str, str]) -> list[Manifest]:
-    """All of a kind; none where that is not permitted."""
+def _seen(api: Api, resource: Resource, selector: dict[str, str]) -> list[Manifest] | None:
+    """All of a kind; None where that is not permitted."""
     try:
         return api.list(resource, selector)[0]
     except ApiError as error:
-        if error.status != 403:
+        if error.status not in (403, 404):
             raise
-        return []
+        return None if error.status == 403 else []
 
 
 def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:

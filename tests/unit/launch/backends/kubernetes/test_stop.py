@@ -451,6 +451,27 @@ class TestAKindThatCannotBeSeen:
         self.give(bench, "cancel")
         assert bench.heard("nothing of r runs or waits here")
 
+    def test_who_sees_no_sign_of_it_is_told_what_was_not_looked_at(self, bench: Bench) -> None:
+        start(bench, kind="jobset")
+        self.hide(bench, "forbidden")
+        bench.cluster.forbidden |= {("list", "pods"), ("list", "configmaps")}
+        changes = bench.cluster.changes()
+        self.give(bench, "cancel")
+        assert bench.heard("nothing that you may see of r runs or waits here; not permitted to look for")
+        assert bench.heard(" for configmaps, jobsets.jobset.x-k8s.io, pods")
+        assert bench.cluster.changes() == changes
+
+    @pytest.mark.parametrize("sign", ["pods", "configmaps"])
+    def test_who_sees_all_that_trains_needs_no_signs_of_it(self, bench: Bench, sign: str) -> None:
+        bench.cluster.forbidden.add(("list", sign))
+        self.give(bench, "cancel")
+        assert bench.heard("nothing of r runs or waits here")
+
+    def test_who_sees_that_there_are_no_signs_needs_no_rights_for_every_kind(self, bench: Bench) -> None:
+        self.hide(bench, "forbidden")
+        self.give(bench, "cancel")
+        assert bench.heard("nothing of r runs or waits here")
+
     def test_no_run_of_another_kind_is_started_beside_it(self, bench: Bench) -> None:
         """Once its pods have ended, the other may continue what it saved."""
         start(bench, kind="jobset")
