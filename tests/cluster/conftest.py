@@ -21,9 +21,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
 from rankzero import __version__
 from rankzero.launch.kinds import node_index
+from rankzero.launch.labels import RUN, submission_name
+from rankzero.launch.secrets import secret_manifest
 from rankzero.launch.status import RunStatus, run_status
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
@@ -147,6 +150,12 @@ class Cluster:
         except ValueError:
             pytest.fail(f"status printed no JSON (exit {done.code}): {done.out[-2000:]} {done.err[-2000:]}")
         return value
+
+    def put_submission_secret(self, run: str, token: str) -> str:
+        """As submit does; says what became of it. The server is asked to look whose it is, as by who may read none."""
+        manifest = secret_manifest(submission_name(run), self.namespace, {"token": SecretStr(token)})
+        manifest["metadata"]["labels"] |= {RUN: run}
+        return self._backend.put_secret(manifest)
 
     def read(self, path: str) -> str:
         """A file on the results' volume, through a pod that prints it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.errors import ConfigError
 from rankzero.launch.node.settings import WARM_DIR
 from rankzero.launch.status import RunStatus
 from rankzero.run_dir.atomic import verify_directory
@@ -271,6 +272,60 @@ def test_a_refused_object_leaves_nothing(cluster: Cluster) -> None:
     done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach")
     assert done.code != 0
     assert_nothing_is_left(cluster, run)
+
+
+def test_a_secret_of_somebody_else_stays_and_a_run_s_own_is_renewed(cluster: Cluster) -> None:
+    from lightkube.resources.core_v1 import Secret
+
+    place, run, name = cluster.cluster_yaml("job"), "secret", "secret-submission"
+    words = ("submit", cluster.run_yaml(run, max_steps=LONG), "--cluster", place, "--detach")
+    theirs = {"metadata": {"name": name, "labels": {"app": "other"}}, "data": {"token": "bXkgb3du"}}
+    there = cluster.api.create(Secret.from_dict(theirs))
+    done = cluster.rankzero(*words)
+    assert done.code == 78, done.err
+    assert f"Secret/{name}: it exists already and belongs to somebody else" in done.err
+    assert cluster.api.get(Secret, name) == there
+    assert_nothing_is_left(cluster, run)
+    cluster.api.delete(Secret, name)
+
+    done = cluster.rankzero(*words)
+    assert done.code == 0, done.err
+    first = cluster.api.get(Secret, name).data
+    done = cluster.rankzero(*words, "--replace", "train.learning_rate=0.02")
+    assert done.code == 0, done.err
+    second = cluster.api.get(Secret, name).data
+    assert first and second and first.keys() == second.keys() == {"token"} and first != second
+
+    cluster.api.delete(Secret, name)
+    there = cluster.api.create(Secret.from_dict(theirs))
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+    assert_nothing_is_left(cluster, run)
+    assert cluster.api.get(Secret, name) == there
+    cluster.api.delete(Secret, name)
+
+
+OWN = {"rankzero.dev/run": "whose"}
+
+
+@pytest.mark.parametrize("data", [None, {"jupyter": "bXkgb3du"}, {"token": "bXkgb3du"}])
+@pytest.mark.parametrize("labels", [OWN, {"rankzero.dev/run": "other"}, {"app": "other"}, None])
+def test_the_server_itself_looks_whose_a_secret_is(
+    labels: dict[str, str] | None, data: dict[str, str] | None, cluster: Cluster
+) -> None:
+    from lightkube.resources.core_v1 import Secret
+
+    name = "whose-submission"
+    there = cluster.api.create(Secret.from_dict({"metadata": {"name": name, "labels": labels}, "data": data}))
+    try:
+        if labels is OWN:
+            assert cluster.put_submission_secret("whose", "new") == "updated"
+            assert cluster.api.get(Secret, name).data == {**(data or {}), "token": "bmV3"}
+        else:
+            with pytest.raises(ConfigError, match="it exists already and belongs to somebody else"):
+                cluster.put_submission_secret("whose", "new")
+            assert cluster.api.get(Secret, name) == there
+    finally:
+        cluster.api.delete(Secret, name)
 
 
 def evict(cluster: Cluster, run: str, node: int) -> None:
