@@ -16,7 +16,7 @@ from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.persist.pulling import Checkpoints, Only, Pulled
-    from rankzero.persist.sources import Source
+    from rankzero.persist.sources import Sought, Source
     from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
@@ -40,14 +40,16 @@ def pull(
 
     From `url` (s3://…, any that fsspec knows; of the run's directory or of the one that it is in), else from the
     `output_url` of its run.yaml, else from the outputs volume of the cluster that `cluster`, $RANKZERO_CLUSTER or
-    ./cluster.yaml names, through a pod that reads it. Raises as `persist.pulling.pull`, and UsageError, also for a URL
-    and a cluster.
+    ./cluster.yaml names, through a pod that reads it. A run.yaml brings what is where it says, or a run of its settings
+    elsewhere; a name brings the run of this name. Raises as `persist.pulling.pull`, and UsageError, also for a URL and
+    a cluster.
     """
     from rankzero.persist import pulling
 
     run = os.path.expanduser(run)
     wanted = _wanted(run, url, asks_cluster=cluster is not None)
     with _source(wanted, cluster, say) as (source, name):
+        say(f"found in {source.where}")
         root = place(output) if output is not None else _root(run, name)
         return pulling.pull(source, root, say, checkpoints=checkpoints, only=only)
 
@@ -57,8 +59,18 @@ class _Wanted:
     names: tuple[str, ...]
     """That it may have, the likeliest first."""
     url: str | None
-    file: Path | None
+    given: _Given | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
     """The run.yaml that was given."""
+
+    file: Path
+    spec: RunSpec
+    """As this machine trains it."""
+    output_dir: str
+    """As it is written."""
 
 
 def _names(spec: RunSpec) -> tuple[str, ...]:
@@ -101,16 +113,18 @@ def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
         raise ConfigError("there is no such file", where=run, hint="a run.yaml, or the name of a run")
     spec_file = path if given else _here(run) / "run.yaml"
     names: tuple[str, ...] = (path.name,)
-    there = None
+    there, its = None, None
     if spec_file.is_file():
         loaded = load_run_spec(spec_file, env=os.environ if given else {})
         spec = resolve(loaded.spec)
         names, there = (str(spec.name),), spec.output_url
-        if given and not asks_cluster:
-            names = _names(absolute(spec, loaded.base))
+        if given:
+            its = _Given(path, absolute(spec, loaded.base), os.path.expanduser(spec.output_dir))
+        if its is not None and not asks_cluster:
+            names = _names(its.spec)
     if url is None and not asks_cluster:
         url = there
-    return _Wanted(names, url, path if given else None)
+    return _Wanted(names, url, its)
 
 
 @contextmanager
@@ -119,17 +133,17 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[So
     from rankzero.persist.pulling import tried
     from rankzero.persist.sources import CommandSource, ObjectSource
 
-    def found_in(url: str, names: Sequence[str]) -> tuple[Source, str]:
+    def found_in(url: str, names: Sequence[str], sought: Sought | None) -> tuple[Source, str]:
         own = posixpath.basename(url.rstrip("/"))
         names = [own] if own in names else names  # it is most likely the run itself
 
         def find(name: str) -> Source:
-            return ObjectSource.find(url, name, itself=name == names[-1])
+            return ObjectSource.find(url, name, itself=name == names[-1], sought=sought)
 
         return _first(lambda name: tried(lambda: find(name), say), names)
 
     if wanted.url is not None:
-        yield found_in(wanted.url, wanted.names)
+        yield found_in(wanted.url, wanted.names, None if wanted.given is None else _sought(wanted.given.spec, None))
         return
     from rankzero.api.clusters import open_backend
     from rankzero.api.planning import cluster_from
@@ -143,16 +157,16 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[So
     if outputs is None or not (kept or outputs.url):
         hint = "give the URL of an object store, or a cluster.yaml whose storage.outputs has a claim"
         raise ConfigError("no volume of this cluster keeps results", where="storage.outputs", hint=hint)
-    names = _names_in_pods(wanted, cluster)
+    names, sought = _in_pods(wanted, cluster, outputs.mount)
     if not kept:
-        yield found_in(str(outputs.url), names)
+        yield found_in(str(outputs.url), names, sought)
         return
     pod = reader_pod(spec, f"rankzero-pull-{uuid.uuid4().hex[:8]}")
     how = "" if on_hosts else f" by the pod {pod['metadata']['name']}"
     say(f"{names[-1]} is read from {kept}{how}")
     root = str(outputs.host_path) if on_hosts else outputs.mount  # hosts' directories are this machine's
     with open_backend(spec, say=say).reading(pod, say) as execute:
-        yield _first(lambda name: tried(lambda: CommandSource.find(execute, root, name, kept), say), names)
+        yield _first(lambda name: tried(lambda: CommandSource.find(execute, root, name, kept, sought), say), names)
 
 
 def _first(find: Callable[[str], Source], names: Sequence[str]) -> tuple[Source, str]:
@@ -163,13 +177,22 @@ def _first(find: Callable[[str], Source], names: Sequence[str]) -> tuple[Source,
     return find(names[-1]), names[-1]
 
 
-def _names_in_pods(wanted: _Wanted, cluster: str | None) -> Sequence[str]:
-    """As `_names` of the spec that pods are given, whose paths are theirs."""
+def _in_pods(wanted: _Wanted, cluster: str | None, mount: str) -> tuple[Sequence[str], Sought | None]:
+    """Its names, and what tells it from others of them, by the spec that pods are given, whose paths are theirs."""
     from rankzero.api.planning import plan_of
 
-    if wanted.file is None:
-        return wanted.names
-    try:
-        return _names(plan_of(wanted.file, cluster).run)
-    except ConfigError:  # it cannot be submitted now
-        return wanted.names
+    if wanted.given is None:
+        return wanted.names, None
+    names, spec, output_dir = wanted.names, wanted.given.spec, wanted.given.output_dir
+    with suppress(ConfigError):  # it cannot be submitted now
+        spec = plan_of(wanted.given.file, cluster).run
+        names, output_dir = _names(spec), spec.output_dir
+    inside = posixpath.relpath(posixpath.join(mount, output_dir), mount)
+    return names, _sought(spec, None if inside.split("/")[0] == ".." else inside)
+
+
+def _sought(spec: RunSpec, output_dir: str | None) -> Sought:
+    from rankzero.persist.pulling import is_run_of
+    from rankzero.persist.sources import Sought
+
+    return Sought(output_dir, lambda text: is_run_of(spec, text))

@@ -40,6 +40,8 @@ from rankzero.run_dir.result import FINAL
 from rankzero.run_dir.same_run import two_runs
 from rankzero.run_dir.setting import newest_manifest
 from rankzero.run_dir.steps import furthest
+from rankzero.spec.diff import LENGTH, compare, identity_at, perhaps_the_same
+from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
@@ -274,6 +276,16 @@ class _Pull:
 def _damaged(where: str) -> StorageError:
     hint = "the copy is damaged, or the run is writing it right now: give the command again, or take another source"
     return StorageError("its bytes are not those that were saved (sha256 differs)", where=where, hint=hint)
+
+
+def is_run_of(spec: RunSpec, text: str) -> bool:
+    """Whether a run.yaml may be of this spec's run, of whatever length: by its settings, and by the names of its data,
+    base and tokenizer, which have other paths on another machine."""
+    theirs = _spec(text.encode())
+    if theirs is None:
+        return False
+    changes = [one for one in compare(resolve(theirs), spec) if one.another_setting and one.field not in LENGTH]
+    return all(identity_at(change.field) is not None and perhaps_the_same(change) for change in changes)
 
 
 def tried(work: Callable[[], T], say: Say) -> T:

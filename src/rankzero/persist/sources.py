@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rankzero.errors import ConfigError, ServiceError
@@ -17,16 +18,24 @@ Execute = Callable[[Sequence[str]], str]
 
 _FIND = """
 import json, os, sys
-root, run = sys.argv[1:]
+root, run, *known = sys.argv[1:]
+def text(place):
+    try:
+        with open(os.path.join(place, "run.yaml"), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+is_known = any(os.path.isfile(os.path.join(place, "run.yaml")) for place in known)
 found = []
-for place, names, files in os.walk(root):
+for place, names, files in () if is_known else os.walk(root):
     names[:] = [name for name in names if not name.startswith(".")]
     if "run.yaml" in files:
         found.append(place)
         names.clear()
     elif place[len(root):].count("/") >= 3:
         names.clear()
-print(json.dumps({"found": [one for one in found if os.path.basename(one) == run], "others": sorted(found)[:20]}))
+same = {one: text(one) for one in sorted(found) if os.path.basename(one) == run}
+print(json.dumps({"known": is_known, "found": same, "others": sorted(found)[:20]}))
 """
 _LIST = """
 import json, os, sys
@@ -74,6 +83,16 @@ class Source(Protocol):
         """So many bytes of a file; fewer at its end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What a run.yaml says of its run besides the name, which other runs may have, too."""
+
+    output_dir: str | None
+    """Where it is, relative to the volume or URL that is searched; None: that is not known."""
+    is_ours: Callable[[str], bool]
+    """Whether a run.yaml that lies elsewhere may be this run's."""
+
+
 class ObjectSource:
     """A run directory in an object store."""
 
@@ -84,23 +103,36 @@ class ObjectSource:
             self._store.invalidate_cache()
 
     @classmethod
-    def find(cls, url: str, run: str, *, itself: bool = True) -> ObjectSource:
-        """The run of this name below a URL, or what the URL `itself` is. Raises ConfigError where there is none."""
-        for place in (posixpath.join(url, run), *([url] if itself else [])):
+    def find(cls, url: str, run: str, *, itself: bool = True, sought: Sought | None = None) -> ObjectSource:
+        """The run of this name below a URL, or what the URL `itself` is. Raises ConfigError where there is none, or it
+        is not clear which is meant."""
+        usual = [posixpath.join(url, run), *([url] if itself else [])]
+        known = usual if sought is None or sought.output_dir is None else [_below(url, sought.output_dir, run)]
+        for place in known:
             source = cls(place)
             if source.has("run.yaml"):
                 return source
-        inside = cls(url).runs_one_level_down(run)  # as storage.outputs.url has them: <url>/<output_dir>/<name>
-        if len(inside) == 1:
-            return cls(posixpath.join(url, inside[0], run))
+        inside = cls(url)._one_level_down(run)  # as storage.outputs.url has them: <url>/<output_dir>/<name>
+        elsewhere = [cls(place) for place in dict.fromkeys([*usual, *inside]) if place not in known]
+        found = {source.where: source.spec_text() for source in elsewhere if source.has("run.yaml")}
+        meant = _meant(found, run, url, sought, f"rankzero pull {run} {url}")
+        if meant is not None:
+            return cls(meant)
         hint = "the URL of the run's directory, or of the one that it is in, as output_url or storage.outputs.url say"
         raise ConfigError(f"there is no run {run} there: run.yaml is missing", where=url, hint=hint)
 
-    def runs_one_level_down(self, run: str) -> list[str]:
-        """Directories here that hold a run of this name."""
+    def _one_level_down(self, run: str) -> list[str]:
+        """URLs of the runs of this name in directories here."""
         with store_errors(self.where):
             found = self._store.glob(posixpath.join(self._root, "*", run, "run.yaml"))
-        return [posixpath.relpath(path, self._root).split("/")[0] for path in found]
+        inside = [posixpath.relpath(path, self._root).split("/")[0] for path in found]
+        return [posixpath.join(self.where, name, run) for name in inside]
+
+    def spec_text(self) -> str:
+        """Its run.yaml."""
+        with store_errors(self.where):
+            data: bytes = self._store.cat_file(posixpath.join(self._root, "run.yaml"))
+        return data.decode(errors="replace")
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""
@@ -136,14 +168,15 @@ class CommandSource:
         self._execute, self._root, self.where = execute, root, where
 
     @classmethod
-    def find(cls, execute: Execute, mount: str, run: str, where: str) -> CommandSource:
-        """The run of this name below a mount. Raises ConfigError with the runs that are there."""
-        answer = _json(execute(["python", "-P", "-c", _FIND, mount, run]), where)
-        found, others = answer["found"], [posixpath.basename(one) for one in answer["others"]]
-        if len(found) == 1:
-            return cls(execute, found[0], f"{where}: {found[0]}")
-        if found:
-            raise ConfigError(f"there are several runs {run}: {', '.join(found)}", where=where, hint="rename one")
+    def find(cls, execute: Execute, mount: str, run: str, where: str, sought: Sought | None = None) -> CommandSource:
+        """The run of this name below a mount. Raises ConfigError with the runs that are there, or where it is not clear
+        which is meant."""
+        known = [] if sought is None or sought.output_dir is None else [_below(mount, sought.output_dir, run)]
+        answer = _json(execute(["python", "-P", "-c", _FIND, mount, run, *known]), where)
+        place = known[0] if answer["known"] else _meant(answer["found"], run, where, sought, f"rankzero pull {run}")
+        if place is not None:
+            return cls(execute, place, f"{where}: {place}")
+        others = [posixpath.basename(one) for one in answer["others"]]
         hint = f"there are {', '.join(others)}" if others else "there are no runs on this volume"
         raise ConfigError(f"there is no run {run}", where=where, hint=hint)
 
@@ -163,6 +196,28 @@ class CommandSource:
 
     def _listed(self) -> Any:
         return _json(self._execute(["python", "-P", "-c", _LIST, self._root, *LINKS]), self.where)
+
+
+def _below(place: str, output_dir: str, run: str) -> str:
+    return posixpath.join(place, posixpath.normpath(posixpath.join(output_dir, run)))
+
+
+def _meant(found: Mapping[str, str], run: str, where: str, sought: Sought | None, by_name: str) -> str | None:
+    """Which directory of the run's name is meant, of those with their run.yaml that are not where it is known to be.
+    None where there are none. Raises ConfigError where nothing tells; `by_name` takes whichever there is."""
+    if sought is None and len(found) > 1:
+        hint = "give its run.yaml, whose output_dir says which, or rename one"
+        raise ConfigError(f"there are several runs {run}: {', '.join(found)}", where=where, hint=hint)
+    ours = [place for place, text in found.items() if sought is None or sought.is_ours(text)]
+    if len(ours) == 1 or not found:
+        return ours[0] if ours else None
+    hint = "set output_dir in run.yaml to that of the one that is meant"
+    if ours:
+        raise ConfigError(f"there are several runs {run}: {', '.join(ours)}", where=where, hint=hint)
+    if len(found) == 1:
+        hint = f"if that is the one: `{by_name}`, with the name instead of run.yaml"
+    what = f"there is no run {run} where run.yaml has it, and one with other settings or data in {', '.join(found)}"
+    raise ConfigError(what, where=where, hint=hint)
 
 
 def _json(text: str, where: str) -> Any:

@@ -20,7 +20,7 @@ from rankzero.run_dir.setting import settled
 from rankzero.spec.diff import name_beside
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.local_paths import absolute
-from rankzero.spec.resolve import resolve
+from rankzero.spec.resolve import resolve, to_yaml
 from tests.support.cli import Cli
 from tests.support.volume import run_python
 
@@ -152,6 +152,85 @@ def test_from_hosts_whose_file_system_is_here(cli: Cli, store: str) -> None:
     done = cli("pull r --cluster c.yaml --output elsewhere")
     assert done.code == 0, done.err
     assert Path("elsewhere/final/weights").read_text() == "w" and "pod" not in done.err
+
+
+ALICE = RUN.replace("name: r", "name: exp") + "output_dir: alice\n"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A volume that several people's runs are on, and this machine's cluster.yaml that names it."""
+    volume = tmp_path / "shared"
+    volume.mkdir()
+    Path("c.yaml").write_text(f"kind: slurm\nstorage: {{outputs: {{mount: {volume}, host_path: {volume}}}}}\n")
+    Path("t.jsonl").write_text('{"text": "a"}\n')
+    return volume
+
+
+def has_run(volume: Path, owner: str, change: dict[str, object] | None = None) -> Path:
+    """The run of ALICE's spec, or of a changed one, as its first node leaves it in somebody's directory."""
+    path = volume / owner / "exp"
+    path.mkdir(parents=True)
+    written(ALICE)
+    (path / "run.yaml").write_text(to_yaml(plan_of("run.yaml", "c.yaml", change).run))
+    (path / "owner").write_text(owner)
+    return path
+
+
+def test_a_run_yaml_brings_no_other_persons_run_of_its_name(cli: Cli, shared: Path) -> None:
+    bobs = has_run(shared, "bob", {"train.learning_rate": 0.5})
+    refused = cli("pull run.yaml --cluster c.yaml")
+    assert refused.code == 78 and f"with other settings or data in {bobs}\n" in refused.err, refused.err
+    assert "`rankzero pull exp`" in refused.err and not Path("runs").exists()
+    by_name = cli("pull exp --cluster c.yaml")
+    assert by_name.code == 0 and f"found in {shared}: {bobs}\n" in by_name.err, by_name.err
+    assert Path("runs/exp/owner").read_text() == "bob"
+
+
+def test_of_two_runs_of_a_name_a_run_yaml_brings_its_own(cli: Cli, shared: Path) -> None:
+    for owner in ("alice", "bob"):
+        has_run(shared, owner)
+    refused = cli("pull exp --cluster c.yaml")
+    assert refused.code == 78 and "give its run.yaml" in refused.err
+    assert cli("pull run.yaml --cluster c.yaml").code == 0
+    assert Path("runs/exp/owner").read_text() == "alice"
+
+
+@pytest.mark.parametrize("length", [{}, {"train.max_steps": 7}])
+def test_a_run_that_was_submitted_to_another_output_dir(cli: Cli, shared: Path, length: dict[str, object]) -> None:
+    """The override stands in no file: settings and data tell whose it is."""
+    has_run(shared, "bob", {"train.learning_rate": 0.5})
+    has_run(shared, "deep/er", {"output_dir": "deep/er", **length})
+    done = cli("pull run.yaml --cluster c.yaml")
+    assert done.code == 0 and Path("runs/exp/owner").read_text() == "deep/er", done.err
+
+
+def test_a_run_of_data_of_another_name_is_another(cli: Cli, shared: Path) -> None:
+    Path("u.jsonl").write_text('{"text": "a"}\n')
+    has_run(shared, "bob", {"data.train": "u.jsonl"})
+    assert cli("pull run.yaml --cluster c.yaml").code == 78
+
+
+def test_a_run_yaml_that_cannot_be_submitted_any_more(cli: Cli, shared: Path) -> None:
+    """Its data have gone from here; the run is where it was."""
+    for owner in ("alice", "bob"):
+        has_run(shared, owner)
+    Path("t.jsonl").unlink()
+    assert cli("pull run.yaml --cluster c.yaml").code == 0
+    assert Path("runs/exp/owner").read_text() == "alice"
+
+
+def test_a_clusters_store_has_runs_where_the_volume_would(cli: Cli, shared: Path) -> None:
+    """storage.outputs.url holds <output_dir>/<name>, as the volume of the pods does."""
+    bobs = has_run(shared, "bob", {"train.learning_rate": 0.5})
+    Path("c.yaml").write_text(f"image: i\nstorage: {{outputs: {{mount: /outputs, url: '{shared.as_uri()}'}}}}\n")
+    refused = cli("pull run.yaml --cluster c.yaml")
+    assert refused.code == 78 and f"`rankzero pull exp {shared.as_uri()}`" in refused.err, refused.err
+    assert cli(f"pull exp {shared.as_uri()} -o by-name").code == 0
+    bobs.rename(bobs.parent / "other")
+    has_run(shared, "alice")
+    done = cli("pull run.yaml --cluster c.yaml")
+    assert done.code == 0 and f"found in {shared.as_uri()}/alice/exp\n" in done.err, done.err
 
 
 def test_what_cannot_be_pulled(cli: Cli, store: str) -> None:
