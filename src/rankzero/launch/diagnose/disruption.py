@@ -68,7 +68,8 @@ def _lost(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None
     absent = bool(pod.host) and joined.evidence.nodes is not None and host is None and len(joined.evidence.nodes) > 0
     told = pod.reason == "NodeLost" or pod.phase == "Unknown"
     event = next((e for e in reversed(joined.events_of(pod)) if e.reason == "NodeNotReady"), None)
-    if not (unready or absent or told or (event is not None and not pod.is_running)):
+    warned = event is not None and host is None and not pod.is_running
+    if not (unready or absent or told or warned):
         return None
     state = "no longer exists" if absent else "does not answer (NotReady)"
     line = event.message if event is not None else pod.message or f"host {pod.host}: {state}"

@@ -65,6 +65,17 @@ def test_cause_and_fix_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(complete) == len(SICK) >= 24
 
 
+def test_a_host_that_is_known_to_be_well_is_not_lost() -> None:
+    """Whatever an event says: it was away for a moment."""
+    evidence = copy.deepcopy(named("node_lost").evidence)
+    evidence.pods[1]["status"].update(phase="Pending", containerStatuses=[])
+    hosts = {node["metadata"]["name"]: node for node in evidence.nodes or ()}
+    for known in (evidence, replace(evidence, nodes=None)):
+        assert diagnose(known)[0].code == "node-lost"
+    hosts["gpu-b"]["status"]["conditions"] = hosts["gpu-a"]["status"]["conditions"]
+    assert "node-lost" not in [finding.code for finding in diagnose(evidence)]
+
+
 def _complete(finding: Finding, one: Prepared) -> bool:
     return _names(finding.cause, one.expect["cause"]) and _names(finding.fix, one.expect["fix"])
 

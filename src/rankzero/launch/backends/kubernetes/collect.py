@@ -173,7 +173,8 @@ def _about(run: str, objects: Sequence[Manifest], events: Iterable[Manifest]) ->
     """Events about these very objects, and about pods of the run that are gone by now; where nothing of it is left,
     about what had its name.
 
-    Names say little: an older object had the same one, and those of a run `r-2` look like pods of `r`.
+    Names say little: an older object had the same one, as the pod before this one has with some kinds, and those of a
+    run `r-2` look like pods of `r`.
     """
     uids = {one["metadata"].get("uid") for one in objects}
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
@@ -182,7 +183,10 @@ def _about(run: str, objects: Sequence[Manifest], events: Iterable[Manifest]) ->
     for event in events:
         about = event.get("involvedObject") or event.get("regarding") or {}
         name = str(about.get("name", ""))
-        gone = derived.fullmatch(name) if about.get("kind") == POD.kind else not objects and name == run
+        if about.get("kind") == POD.kind:
+            gone = derived.fullmatch(name) is not None and (POD.kind, name) not in names
+        else:
+            gone = not objects and name == run
         this = about["uid"] in uids if about.get("uid") else (about.get("kind"), name) in names
         if this or gone:
             found.append(event)

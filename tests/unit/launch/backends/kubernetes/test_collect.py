@@ -90,6 +90,17 @@ def test_a_run_is_not_blamed_for_what_others_were_refused(bench: Bench, about: s
         assert "limits.cpu" in run_status(bench.backend().collect("r")).verdict
 
 
+@pytest.mark.parametrize("kind", ["pytorchjob", "statefulset"])
+def test_a_pod_is_not_blamed_for_what_its_namesake_met(bench: Bench, kind: str) -> None:
+    """Pods of these kinds keep their names when they are made anew."""
+    running(bench, kind=kind)
+    pod = bench.cluster.store.of("pods")[-1]["metadata"]
+    said = 'Failed to pull image "i": rpc error: code = NotFound desc = failed to pull and unpack image "i": not found'
+    for name, uid in (("before", "gone"), ("now", pod["uid"])):
+        bench.cluster.store.put(event(name, pod["name"], uid=uid, reason="Failed", message=said))
+    assert [one["metadata"]["name"] for one in bench.backend().collect("r").events] == ["now"]
+
+
 def test_a_run_that_was_deleted_is_told_from_its_last_events(bench: Bench) -> None:
     bench.cluster.store.put(event("e", "r", kind="Job", reason="Completed", message="Job completed"))
     assert [one.code for one in run_status(bench.backend().collect("r")).findings] == ["removed"]
