@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.redaction import holds_secret
 from rankzero.spec.run_spec import EvalFraction, RunSpec
 from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
+from rankzero.spec.texts import texts_in
 
 _FLOAT32_ZERO = 2.0**-150
 """The largest number that float32 rounds to 0."""
@@ -35,20 +36,9 @@ def secrets_in(spec: RunSpec) -> list[Problem]:
     hint = "put it where the library that opens this looks for credentials: its variables, or ~/.netrc"
     return [
         Problem("this holds a secret, and a spec is written to disk and shown", field, hint)
-        for field, text in _texts(spec.model_dump(mode="json"), "")
+        for field, text in texts_in(spec.model_dump(mode="json"))
         if holds_secret(text)
     ]
-
-
-def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield field, value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _texts(inner, f"{field}.{key}" if field else str(key))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _texts(inner, f"{field}[{number}]")
 
 
 def _model_has_an_id(spec: RunSpec) -> list[Problem]:
