@@ -108,6 +108,8 @@ class Following:
     _queue: queue.Queue[_Item] = field(default_factory=lambda: queue.Queue(LINES_IN_FLIGHT))
     _logs: dict[str, PodLog] = field(default_factory=dict)
     _read: set[str] = field(default_factory=set)
+    _spoken: set[str] = field(default_factory=set)
+    """Pods that had a log when following began. Of those that come later every line is new."""
     _objects: dict[Resource, dict[str, Manifest]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _had_pods_at: float = 0.0
@@ -123,6 +125,7 @@ class Following:
             one for kind in kinds for one in self.api.list(kind, {"labelSelector": labels.selector(self.run)})[0]
         ]
         self._wanted = Wanted.of(self.query, _processes([*objects, *pods]))
+        self._spoken = {str(pod["metadata"]["uid"]) for pod in pods if parse_pod(pod).has_log}
         try:
             for kind in (POD, *kinds):
                 self._start(partial(self._watch, kind))
@@ -227,7 +230,8 @@ class Following:
                 self.api.tell(f"following {MOST_FOLLOWED} pods; --node N shows one of the others")
             self._said.add("many")
             return
-        log = PodLog(self.api, self._streams, pod, self.query)
+        query = self.query if uid in self._spoken else replace(self.query, tail=None, since_seconds=None)
+        log = PodLog(self.api, self._streams, pod, query)
         self._logs[uid] = log
         self._start(lambda: self._read_pod(uid, log))
 

@@ -111,6 +111,22 @@ def test_a_pod_that_is_replaced(bench: Bench) -> None:
     assert len({line.pod for line in lines if line.node == 1}) == 2
 
 
+@pytest.mark.parametrize("query", [{"tail": 2}, {"since_seconds": 30}])
+def test_of_a_pod_that_starts_later_every_line_comes(bench: Bench, query: dict[str, int]) -> None:
+    """However many it has said before it is connected to."""
+    lives = [[("run",), *numbered(3, "first"), ("exit", 70, "")], [("run",), *numbered(8, "second"), DONE]]
+    bench.cluster.script("node", 0, *lives)
+    bench.submit(objects(num_nodes=1), wait=False)
+    for _ in range(6):
+        bench.cluster.world.step()
+    lines = follow(bench, **query)
+    first = ["first 1", "first 2"] if "tail" in query else [f"first {number}" for number in range(3)]
+    assert texts(lines) == [*first, *(f"second {number}" for number in range(8))]
+    asked = [request.path for request in bench.cluster.requests if "/log?" in request.path]
+    limited = {path.split("/")[6] for path in asked if "tailLines" in path or "sinceSeconds" in path}
+    assert limited == {lines[0].pod}
+
+
 def test_streams_that_break_lose_and_repeat_nothing(bench: Bench) -> None:
     script: list[Act] = [("run",), *numbered(4), ("same", "twin"), ("same", "twin"), ("cut",), ("same", "twin")]
     bench.cluster.script("node", 0, [*script, *numbered(4, "more"), ("cut",), *numbered(2, "end"), DONE])
