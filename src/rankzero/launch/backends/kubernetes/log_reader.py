@@ -108,18 +108,22 @@ class PodLog:
             if not now.runs and not ended:
                 self._changed.wait()
                 continue
-            before, broken = self._position.last, False
+            before = self._position.last
+            broken: str | None = None
             self._opened = replace(self._position)
             try:
                 yield from self._read(follow=not ended)
             except ApiError as error:
                 if error.status == 403:
                     raise
-                broken = True
+                broken = error.refusal.message
                 if failures == 2:
-                    self.api.tell(f"the log of {self._name} does not come: {error.refusal.message}; still trying")
-            failures = failures + 1 if broken or self._position.last == before else 0
-            if ended and (not broken or failures >= MOST_FAILURES):
+                    self.api.tell(f"the log of {self._name} does not come: {broken}; still trying")
+            failures = failures + 1 if broken is not None or self._position.last == before else 0
+            if ended and (broken is None or failures >= MOST_FAILURES):
+                if broken is not None:
+                    what = "none of it" if self._position.last is None else "not its end"
+                    self.api.tell(f"the log of {self._name} could not be read, {what} is here: {broken}")
                 return
             if failures:  # the pod's state lags behind its log, or the connection is poor
                 self.api.clock.sleep(min(15.0, 0.5 * 2 ** min(failures, 5)))

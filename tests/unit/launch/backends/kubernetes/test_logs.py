@@ -103,6 +103,22 @@ def test_a_container_that_restarts(bench: Bench) -> None:
     assert texts(sorted(lines, key=lambda line: line.time or NEVER)) == words
 
 
+@pytest.mark.parametrize(("read", "missing"), [(0, "none of it"), (1, "not its end")])
+def test_the_log_of_an_ended_pod_that_is_given_up_is_told(bench: Bench, read: int, missing: str) -> None:
+    """Or its Traceback would be missing without a word."""
+    first: list[Act] = [*numbered(read), ("hold",), ("cut",), ("hold",)] if read else []
+    bench.cluster.script("node", 0, [("run",), *first, ("log", "the reason"), ("exit", 70, "")], life("again"))
+    bench.submit(objects(num_nodes=1), wait=False)
+    lines = bench.backend().logs("r", LogQuery(follow=True))
+    seen = [next(lines) for _ in range(read)]
+    bench.cluster.fail("GET", "r-0-00001/log", status=500, message="no route to kubelet", times=1000)
+    bench.said.reactions["still trying"] = bench.cluster.world.release
+    bench.cluster.world.release()
+    assert texts([*seen, *lines]) == [*["line 0"] * read, "again"]
+    told = [line for line in bench.said if "could not be read" in line]
+    assert told == [f"the log of r-0-00001 could not be read, {missing} is here: no route to kubelet"]
+
+
 def test_a_pod_that_is_replaced(bench: Bench) -> None:
     bench.cluster.script("node", 1, [("run",), *numbered(2, "first"), ("evict",)], life("second"))
     bench.submit(objects())
