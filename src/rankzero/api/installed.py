@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 from rankzero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import RunSpec
 
 _DATA = ("orjson", "numpy", "pyarrow", "filelock", "jinja2", "fsspec", "huggingface_hub")
 _TOKENIZER = ("tokenizers", "transformers")
@@ -29,6 +33,16 @@ def require_tokenizer() -> None:
 def require_engine() -> None:
     """Raise ConfigError where only the launcher is installed."""
     _require("train", _ENGINE)
+
+
+def require_packages(spec: RunSpec) -> None:
+    """Raise ConfigError where the run cannot do without what is not installed. Of what only GPUs have a use for, the
+    engine tells, which knows whether there is one."""
+    from rankzero.spec.packages import packages_for
+
+    missing = [one for one in packages_for(spec) if not one.gpus_only and not _is_there(one.module)]
+    if missing:
+        raise ConfigError([package.problem for package in missing])
 
 
 def engine_is_there() -> bool:

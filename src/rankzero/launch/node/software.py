@@ -16,8 +16,8 @@ from rankzero.launch.node.settings import NodeSettings
 from rankzero.persist.run_store import copy_url
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished, newest_manifest
+from rankzero.spec.packages import packages_for
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.shardings import sharding_section
 from rankzero.track.send import server_modules
 
 DEFAULT_EXTRAS = ("train", "quantization", "vision", "serve")
@@ -82,27 +82,8 @@ def _store_urls(spec: RunSpec, settings: NodeSettings) -> dict[str, str]:
     return {mirror.url: "storage" for mirror in settings.mirrors} | urls
 
 
-def _packages(spec: RunSpec) -> list[tuple[str, str, str]]:
-    """What the run cannot do without: module, the field that asks for it, and what pip calls it."""
-    zero = sharding_section(spec.train.sharding).reads_deepspeed_file
-    known = [
-        (zero, "deepspeed", "train.sharding", "'rankzero[deepspeed]'"),
-        (spec.model.quantization == "nf4", "bitsandbytes", "model.quantization", "'rankzero[quantization]'"),
-        (spec.train.optimizer == "adamw_8bit", "bitsandbytes", "train.optimizer", "'rankzero[quantization]'"),
-        (spec.model.kernels == "liger", "liger_kernel", "model.kernels", "'rankzero[liger]'"),
-        (spec.model.kernels == "hub", "kernels", "model.kernels", "kernels"),
-        (spec.model.attention == "flash_attention_2", "flash_attn", "model.attention", "flash-attn"),
-        (spec.model.attention == "flash_attention_3", "flash_attn_interface", "model.attention", "flash-attn-3"),
-    ]
-    return [(module, field, package) for asked, module, field, package in known if asked]
-
-
 def _missing_packages(spec: RunSpec) -> list[Problem]:
-    return [
-        Problem(f"{module} is not installed", field, f"pip install {package}")
-        for module, field, package in _packages(spec)
-        if find_spec(module) is None
-    ]
+    return [package.problem for package in packages_for(spec) if find_spec(package.module) is None]
 
 
 def _missing_stores(urls: dict[str, str]) -> list[Problem]:
@@ -139,7 +120,7 @@ def _mendable(problems: list[Problem], spec: RunSpec, settings: NodeSettings) ->
 
 def _extras(spec: RunSpec, settings: NodeSettings) -> list[str]:
     """All that the spec asks for, whether they are here or not: an image is made with all of them at once."""
-    packages = [_OF_PIP.fullmatch(f"pip install {package}") for _, _, package in _packages(spec)]
+    packages = [_OF_PIP.fullmatch(package.problem.hint) for package in packages_for(spec)]
     trackers = [name for name in server_modules(spec.tracking) if name in TRACKER_EXTRAS]
     stores = ["s3" for url in _store_urls(spec, settings) if url.partition("://")[0] in _S3]
     return [*(found[1] for found in packages if found is not None and found[1]), *trackers, *stores]
