@@ -42,8 +42,9 @@ def _secrets(spec: ClusterSpec) -> list[Problem]:
         if holds_secret(text) and _NAME.fullmatch(text) is None
     }
     what = "this holds a secret, and is written into manifests"
+    patched = {field: ", or valueFrom here" for field in (*shaped, *named) if field.startswith("pod_patch.")}
     return [
-        Problem(what, field, f"leave it out; pods get it by {_way_in(name)}, or in pod_patch by valueFrom")
+        Problem(what, field, f"take it out, and give it by {_way_in(name)}{patched.get(field, '')}")
         for field, name in {**shaped, **named}.items()
     ]
 
