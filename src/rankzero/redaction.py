@@ -4,10 +4,13 @@ was not given an environment of."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 _SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY", "PAT"}
-_NOT_THE_VALUE = {"PATH", "FILE", "DIR", "NAME", "URL", "ID", "ENDPOINT", "HOST", "NUM", "COUNT"}
+_OF_ITS_PLACE = {"PATH", "FILE", "DIR", "LOCATION", "NAME", "URL", "URI", "ID", "ENDPOINT", "HOST", "PROVIDER", "TYPE"}
+_OF_ITS_MEASURE = {"NUM", "COUNT", "SIZE", "LENGTH", "LIMIT", "VERSION"}
+_OF_ITS_TIME = {"TTL", "EXPIRY", "EXPIRATION", "TIMEOUT", "SECONDS", "MINUTES", "HOURS", "DAYS"}
+_NOT_THE_VALUE = _OF_ITS_PLACE | _OF_ITS_MEASURE | _OF_ITS_TIME
 _KEYS = re.compile(r"(^|_)(API|ACCESS|PRIVATE|SECRET|ACCOUNT|AUTH|ENCRYPTION|SIGNING|SSH|WANDB|LANGFUSE|OPENAI)_KEY$")
 
 
@@ -30,13 +33,25 @@ _SHAPES = re.compile(
 )
 """Tokens of the Hub, of model and code hosts and of clouds, web tokens, private keys, signatures in URLs."""
 HIDDEN = "[hidden]"
-_PASSWORD = re.compile(r"(://[^/\s:@'\"]*:)(?!\[hidden\]@)[^/\s@'\"]+(?=@)")
-"""In a URL."""
+_PASSWORD = re.compile(
+    r"(://[^/\s:@'\"]*:)(?!(?:\[hidden\]|\$\([\w.-]+\)|\$\{\w+\}|\$[A-Z_][A-Z0-9_]*)@)[^/\s@'\"]+(?=@(?!sha256:))"
+)
+"""In a URL. A reference to a variable is none, nor the tag of an image before its digest."""
 
 
 def holds_secret(value: str) -> bool:
     """Whether a value is a secret by its shape, whatever the name that it goes by."""
-    return _SHAPES.search(value) is not None or _PASSWORD.search(value) is not None
+    return _SHAPES.search(value) is not None or holds_password(value)
+
+
+def holds_password(text: str) -> bool:
+    """Whether a URL in it has a password."""
+    return _PASSWORD.search(text) is not None
+
+
+def shaped_like_secrets(text: str) -> Iterator[str]:
+    """The parts of a text that have the shape of a token, a key or a signature."""
+    return (match.group() for match in _SHAPES.finditer(text))
 
 
 def without_secrets(text: str) -> str:

@@ -3,61 +3,25 @@
 from __future__ import annotations
 
 import posixpath
-import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
-from rankzero.redaction import holds_secret, looks_secret
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.kinds import kind_section, kinds_that_honour
 from rankzero.spec.quantity import as_bytes
 from rankzero.spec.slurm_checks import check_slurm
-from rankzero.spec.texts import texts_in
+from rankzero.spec.written_secrets import is_secret, way_in
 
 RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
 _RESERVED_TREES = ("/etc/rankzero/", "/dev/", "/proc/", "/sys/")
 _OURS = {"POD_NAME", "NODE_NAME", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
 _OUR_PREFIXES = ("RANKZERO_", "PET_", "MASTER_", "JOB_COMPLETION_")
-_NAME = re.compile(r"/?[a-z0-9]{1,19}(?:[-_./:]+[a-z0-9]{1,19})*/?")
-"""Names of small words, and paths and URLs of such: a team's claims may all begin with sk-, as keys do."""
-_REFERENCE = re.compile(r"\$\([\w.-]+\)|")
-"""To another variable of the pod, or nothing."""
 
 
 def check_cluster(spec: ClusterSpec, doubtful: Collection[str] = ()) -> list[Problem]:
     """All contradictions, each at the field to change. Rules about a section in `doubtful` are left out."""
     sections = {field.split(".")[0] for field in doubtful}
-    return _secrets(spec) + [
-        problem for fields, rule in _RULES if not sections.intersection(fields) for problem in rule(spec)
-    ]
-
-
-def _secrets(spec: ClusterSpec) -> list[Problem]:
-    """A problem for each text that is a secret, without the text: objects and scripts are made of them. `env` has a
-    rule of its own."""
-    named = dict(_named_secrets(spec.pod_patch, "pod_patch"))
-    shaped = {
-        field: "NAME"
-        for field, text in texts_in(spec.model_dump(mode="json", exclude={"env"}))
-        if holds_secret(text) and _NAME.fullmatch(text) is None
-    }
-    what = "this holds a secret, and is written into manifests"
-    patched = {field: ", or valueFrom here" for field in (*shaped, *named) if field.startswith("pod_patch.")}
-    return [
-        Problem(what, field, f"take it out, and give it by {_way_in(name)}{patched.get(field, '')}")
-        for field, name in {**shaped, **named}.items()
-    ]
-
-
-def _named_secrets(value: object, field: str) -> Iterator[tuple[str, str]]:
-    """Fields of the literal values of variables that hold secrets by their names, with these names."""
-    if isinstance(value, dict):
-        name, text = value.get("name"), value.get("value")
-        if isinstance(name, str) and isinstance(text, str) and looks_secret(name) and not _REFERENCE.fullmatch(text):
-            yield f"{field}.value", name
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, one in inner:
-        yield from _named_secrets(one, f"{field}[{key}]" if isinstance(key, int) else f"{field}.{key}")
+    return [problem for fields, rule in _RULES if not sections.intersection(fields) for problem in rule(spec)]
 
 
 def _elastic(spec: ClusterSpec) -> list[Problem]:
@@ -115,16 +79,12 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
     return problems
 
 
-def _way_in(variable: str) -> str:
-    return f"secrets: {{{variable}: {{name: NAME-OF-SECRET, key: KEY}}}}"
-
-
 def _environment(spec: ClusterSpec) -> list[Problem]:
     problems = []
     for name, value in spec.env.items():
-        if looks_secret(name) or holds_secret(value):
-            hint = f"{_way_in(name)}; `rankzero secret set` creates it"
-            problems.append(Problem("this looks like a secret, and env is written into manifests", f"env.{name}", hint))
+        if is_secret(name, value):
+            what = "this looks like a secret, and env is written into manifests"
+            problems.append(Problem(what, f"env.{name}", way_in(name, "; `rankzero secret set` creates it")))
         if name in _OURS or name.startswith(_OUR_PREFIXES):
             hint = "leave it out: ranks and addresses follow from num_nodes and nproc_per_node"
             problems.append(Problem("rankzero or the platform sets it", f"env.{name}", hint))

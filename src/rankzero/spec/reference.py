@@ -37,6 +37,14 @@ Made from the models by `make schema`. Where a run goes, and nothing of what it 
 (`cluster.num_nodes=4`). `*` stands for a name that you choose. The JSON schema is `spec/cluster.schema.json` in the
 installed package; `rankzero init --recipe NAME --schema` writes it beside cluster.yaml, and the line by which editors
 find it.
+
+No secret belongs in it: manifests and scripts are made of it. Refused are passwords in URLs; tokens of known shapes in
+`env`, `annotations`, `pod_patch`, URLs of `storage`, `slurm.setup` and `slurm.options`; and literal values of variables
+whose names are those of secrets, in `env`, in the `env` of `pod_patch`, and as NAME=value in `slurm.setup` and in
+`command` and `args` of `pod_patch`. A switch, a small number, a path, a URL and a reference are taken for no secret.
+Nothing else is looked at: neither options such as `--password`, nor keys of annotations and of volumes' attributes. But
+for `env`, it is looked for where manifests and scripts are made (submit, render, plan, `dev up`): a file with a secret
+still finds runs that are under way.
 """,
     "infra.md": """# Reference: the fields of infra.yaml
 
