@@ -143,7 +143,7 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[So
         return _first(lambda name: tried(lambda: find(name), say), names)
 
     if wanted.url is not None:
-        yield found_in(wanted.url, wanted.names, None if wanted.given is None else _sought(wanted.given.spec, None))
+        yield found_in(wanted.url, wanted.names, None if wanted.given is None else _at_url(wanted.given))
         return
     from rankzero.api.clusters import open_backend
     from rankzero.api.planning import cluster_from
@@ -166,7 +166,11 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[So
     say(f"{names[-1]} is read from {kept}{how}")
     root = str(outputs.host_path) if on_hosts else outputs.mount  # hosts' directories are this machine's
     with open_backend(spec, say=say).reading(pod, say) as execute:
-        yield _first(lambda name: tried(lambda: CommandSource.find(execute, root, name, kept, sought), say), names)
+
+        def find(name: str) -> Source:
+            return CommandSource.find(execute, root, name, kept, sought, cluster)
+
+        yield _first(lambda name: tried(lambda: find(name), say), names)
 
 
 def _first(find: Callable[[str], Source], names: Sequence[str]) -> tuple[Source, str]:
@@ -187,12 +191,18 @@ def _in_pods(wanted: _Wanted, cluster: str | None, mount: str) -> tuple[Sequence
     with suppress(ConfigError):  # it cannot be submitted now
         spec = plan_of(wanted.given.file, cluster).run
         names, output_dir = _names(spec), spec.output_dir
-    inside = posixpath.relpath(posixpath.join(mount, output_dir), mount)
-    return names, _sought(spec, None if inside.split("/")[0] == ".." else inside)
+    return names, _sought(spec, posixpath.join(mount, output_dir), mount, is_sure=spec.resume != "new")
 
 
-def _sought(spec: RunSpec, output_dir: str | None) -> Sought:
+def _at_url(given: _Given) -> Sought:
+    """What tells it from others of its name below a URL, which may be of the volume that it is on, or of what is there
+    already: what lies where `output_dir` would be is not surely this run."""
+    return _sought(given.spec, posixpath.join("/", given.output_dir), "/", is_sure=False)
+
+
+def _sought(spec: RunSpec, output_dir: str, root: str, *, is_sure: bool) -> Sought:
     from rankzero.persist.pulling import is_run_of
     from rankzero.persist.sources import Sought
 
-    return Sought(output_dir, lambda text: is_run_of(spec, text))
+    inside = posixpath.relpath(output_dir, root)
+    return Sought(None if inside.split("/")[0] == ".." else inside, is_sure, lambda text: is_run_of(spec, text))

@@ -278,12 +278,12 @@ def _damaged(where: str) -> StorageError:
     return StorageError("its bytes are not those that were saved (sha256 differs)", where=where, hint=hint)
 
 
-def is_run_of(spec: RunSpec, text: str) -> bool:
+def is_run_of(spec: RunSpec, text: str) -> bool | None:
     """Whether a run.yaml may be of this spec's run, of whatever length: by its settings, and by the names of its data,
-    base and tokenizer, which have other paths on another machine."""
+    base and tokenizer, which have other paths on another machine. None where this version does not read it."""
     theirs = _spec(text.encode())
     if theirs is None:
-        return False
+        return None
     changes = [one for one in compare(resolve(theirs), spec) if one.another_setting and one.field not in LENGTH]
     return all(identity_at(change.field) is not None and perhaps_the_same(change) for change in changes)
 

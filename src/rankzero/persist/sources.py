@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import posixpath
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -89,8 +90,14 @@ class Sought:
 
     output_dir: str | None
     """Where it is, relative to the volume or URL that is searched; None: that is not known."""
-    is_ours: Callable[[str], bool]
-    """Whether a run.yaml that lies elsewhere may be this run's."""
+    is_sure: bool
+    """Whether what is there is this run, whatever its settings."""
+    is_ours: Callable[[str], bool | None]
+    """Whether a run.yaml that lies elsewhere may be this run's. None: this version does not read it."""
+
+    def place(self, root: str, run: str) -> list[str]:
+        """Its directory below what is searched, where that is known."""
+        return [] if self.output_dir is None else [_below(root, self.output_dir, run)]
 
 
 class ObjectSource:
@@ -106,16 +113,20 @@ class ObjectSource:
     def find(cls, url: str, run: str, *, itself: bool = True, sought: Sought | None = None) -> ObjectSource:
         """The run of this name below a URL, or what the URL `itself` is. Raises ConfigError where there is none, or it
         is not clear which is meant."""
-        usual = [posixpath.join(url, run), *([url] if itself else [])]
-        known = usual if sought is None or sought.output_dir is None else [_below(url, sought.output_dir, run)]
-        for place in known:
+        its = [] if sought is None else sought.place(url, run)
+        found: dict[str, str] = {}
+        for place in dict.fromkeys([*its, posixpath.join(url, run), *([url] if itself else [])]):
             source = cls(place)
-            if source.has("run.yaml"):
+            if not source.has("run.yaml"):
+                continue
+            if sought is None or (sought.is_sure and place in its):
+                return source
+            found[place] = source.spec_text()
+            if sought.is_ours(found[place]):
                 return source
         inside = cls(url)._one_level_down(run)  # as storage.outputs.url has them: <url>/<output_dir>/<name>
-        elsewhere = [cls(place) for place in dict.fromkeys([*usual, *inside]) if place not in known]
-        found = {source.where: source.spec_text() for source in elsewhere if source.has("run.yaml")}
-        meant = _meant(found, run, url, sought, f"rankzero pull {run} {url}")
+        found |= {place: cls(place).spec_text() for place in inside if place not in found}
+        meant = _meant(found, run, url, sought, lambda place: ["rankzero", "pull", run, place.removesuffix(f"/{run}")])
         if meant is not None:
             return cls(meant)
         hint = "the URL of the run's directory, or of the one that it is in, as output_url or storage.outputs.url say"
@@ -168,12 +179,22 @@ class CommandSource:
         self._execute, self._root, self.where = execute, root, where
 
     @classmethod
-    def find(cls, execute: Execute, mount: str, run: str, where: str, sought: Sought | None = None) -> CommandSource:
+    def find(
+        cls,
+        execute: Execute,
+        mount: str,
+        run: str,
+        where: str,
+        sought: Sought | None = None,
+        cluster: str | None = None,
+    ) -> CommandSource:
         """The run of this name below a mount. Raises ConfigError with the runs that are there, or where it is not clear
-        which is meant."""
-        known = [] if sought is None or sought.output_dir is None else [_below(mount, sought.output_dir, run)]
+        which is meant. `cluster` is what was typed for it."""
+        its = [] if sought is None else sought.place(mount, run)
+        known = its if sought is not None and sought.is_sure else []
         answer = _json(execute(["python", "-P", "-c", _FIND, mount, run, *known]), where)
-        place = known[0] if answer["known"] else _meant(answer["found"], run, where, sought, f"rankzero pull {run}")
+        by_name = ["rankzero", "pull", run, *([] if cluster is None else ["--cluster", cluster])]
+        place = known[0] if answer["known"] else _meant(answer["found"], run, where, sought, lambda _: by_name, its)
         if place is not None:
             return cls(execute, place, f"{where}: {place}")
         others = [posixpath.basename(one) for one in answer["others"]]
@@ -202,22 +223,43 @@ def _below(place: str, output_dir: str, run: str) -> str:
     return posixpath.join(place, posixpath.normpath(posixpath.join(output_dir, run)))
 
 
-def _meant(found: Mapping[str, str], run: str, where: str, sought: Sought | None, by_name: str) -> str | None:
-    """Which directory of the run's name is meant, of those with their run.yaml that are not where it is known to be.
-    None where there are none. Raises ConfigError where nothing tells; `by_name` takes whichever there is."""
+def _meant(
+    found: Mapping[str, str],
+    run: str,
+    where: str,
+    sought: Sought | None,
+    by_name: Callable[[str], Sequence[str]],
+    likely: Sequence[str] = (),
+) -> str | None:
+    """Which directory of the run's name is meant, of those with their run.yaml: a likely one that may be the run's, or
+    the only one. None where there are none. Raises ConfigError where nothing tells; `by_name` is the command that takes
+    such a one whatever it is."""
     if sought is None and len(found) > 1:
         hint = "give its run.yaml, whose output_dir says which, or rename one"
         raise ConfigError(f"there are several runs {run}: {', '.join(found)}", where=where, hint=hint)
-    ours = [place for place, text in found.items() if sought is None or sought.is_ours(text)]
+    verdicts = {place: sought is None or sought.is_ours(text) for place, text in found.items()}
+    ours = [place for place, verdict in verdicts.items() if verdict]
     if len(ours) == 1 or not found:
         return ours[0] if ours else None
-    hint = "set output_dir in run.yaml to that of the one that is meant"
+    if first := next((place for place in likely if place in ours), None):
+        return first
     if ours:
+        hint = "set output_dir in run.yaml to that of the one that is meant"
         raise ConfigError(f"there are several runs {run}: {', '.join(ours)}", where=where, hint=hint)
-    if len(found) == 1:
-        hint = f"if that is the one: `{by_name}`, with the name instead of run.yaml"
-    what = f"there is no run {run} where run.yaml has it, and one with other settings or data in {', '.join(found)}"
-    raise ConfigError(what, where=where, hint=hint)
+    shown = [f"`{shlex.join(by_name(place))}`" for place in found]
+    hint = f"if that is the one: {' or '.join(shown)}, with the name instead of run.yaml"
+    if len(set(shown)) < len(shown):  # by its name alone none is found
+        free = "" if sought is None or sought.is_sure else ", without resume: new"
+        hint = f"set output_dir in run.yaml to that of the one that is meant{free}"
+    raise ConfigError(f"there is no run {run} of this run.yaml, but {_others(verdicts)}", where=where, hint=hint)
+
+
+def _others(verdicts: Mapping[str, bool | None]) -> str:
+    unread = [place for place, verdict in verdicts.items() if verdict is None]
+    other = [place for place in verdicts if place not in unread]
+    told = [f"one with other settings or data in {', '.join(other)}"] if other else []
+    told += [f"one whose run.yaml this version of rankzero does not read in {', '.join(unread)}"] if unread else []
+    return ", and ".join(told)
 
 
 def _json(text: str, where: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -167,6 +168,12 @@ def shared(tmp_path: Path) -> Path:
     return volume
 
 
+def quoted(told: str) -> str:
+    """What an error's hint says to type instead."""
+    (command,) = re.findall(r"`rankzero (pull .*?)`", told)
+    return str(command)
+
+
 def has_run(volume: Path, owner: str, change: dict[str, object] | None = None) -> Path:
     """The run of ALICE's spec, or of a changed one, as its first node leaves it in somebody's directory."""
     path = volume / owner / "exp"
@@ -181,8 +188,8 @@ def test_a_run_yaml_brings_no_other_persons_run_of_its_name(cli: Cli, shared: Pa
     bobs = has_run(shared, "bob", {"train.learning_rate": 0.5})
     refused = cli("pull run.yaml --cluster c.yaml")
     assert refused.code == 78 and f"with other settings or data in {bobs}\n" in refused.err, refused.err
-    assert "`rankzero pull exp`" in refused.err and not Path("runs").exists()
-    by_name = cli("pull exp --cluster c.yaml")
+    assert not Path("runs").exists()
+    by_name = cli(quoted(refused.err))
     assert by_name.code == 0 and f"found in {shared}: {bobs}\n" in by_name.err, by_name.err
     assert Path("runs/exp/owner").read_text() == "bob"
 
@@ -225,12 +232,72 @@ def test_a_clusters_store_has_runs_where_the_volume_would(cli: Cli, shared: Path
     bobs = has_run(shared, "bob", {"train.learning_rate": 0.5})
     Path("c.yaml").write_text(f"image: i\nstorage: {{outputs: {{mount: /outputs, url: '{shared.as_uri()}'}}}}\n")
     refused = cli("pull run.yaml --cluster c.yaml")
-    assert refused.code == 78 and f"`rankzero pull exp {shared.as_uri()}`" in refused.err, refused.err
-    assert cli(f"pull exp {shared.as_uri()} -o by-name").code == 0
+    assert refused.code == 78 and quoted(refused.err) == f"pull exp {shared.as_uri()}/bob", refused.err
+    assert cli(f"{quoted(refused.err)} -o by-name").code == 0
     bobs.rename(bobs.parent / "other")
     has_run(shared, "alice")
     done = cli("pull run.yaml --cluster c.yaml")
     assert done.code == 0 and f"found in {shared.as_uri()}/alice/exp\n" in done.err, done.err
+
+
+def test_a_url_brings_no_other_persons_run_of_its_name(cli: Cli, shared: Path) -> None:
+    bobs = has_run(shared, "bob", {"train.learning_rate": 0.5})
+    for url in (shared, bobs.parent, bobs):
+        refused = cli(f"pull run.yaml {url.as_uri()}")
+        assert refused.code == 78 and f"with other settings or data in {bobs.as_uri()}\n" in refused.err, refused.err
+        assert quoted(refused.err) == f"pull exp {bobs.parent.as_uri()}" and not Path("runs").exists()
+    assert cli(quoted(refused.err)).code == 0
+    assert Path("runs/exp/owner").read_text() == "bob"
+
+
+def test_an_output_url_that_several_people_share(cli: Cli, shared: Path) -> None:
+    bobs = has_run(shared, "bob", {"train.learning_rate": 0.5})
+    written(f"{ALICE}output_url: {bobs.parent.as_uri()}\n")
+    assert cli("pull run.yaml").code == 78 and not Path("runs").exists()
+
+
+def test_at_a_url_a_run_yaml_brings_its_own_of_several(cli: Cli, shared: Path) -> None:
+    """Where its output_dir is, or else by its settings; what lies higher up may be another's."""
+    bobs = has_run(shared, "bob")
+    has_run(shared, "alice")
+    shutil.copytree(has_run(shared, "carol", {"train.learning_rate": 0.5}), shared / "exp")
+    done = cli(f"pull run.yaml {shared.as_uri()}")
+    assert done.code == 0 and Path("runs/exp/owner").read_text() == "alice", done.err
+    shutil.rmtree(shared / "alice")
+    assert cli(f"pull run.yaml {shared.as_uri()} -o by-settings").code == 0
+    assert Path("by-settings/owner").read_text() == "bob"
+    shutil.rmtree(bobs)
+    refused = cli(f"pull run.yaml {shared.as_uri()} -o none")
+    assert refused.code == 78 and f"`rankzero pull exp {shared.as_uri()}/carol`" in refused.err, refused.err
+
+
+def test_a_new_setting_whose_run_is_not_there_brings_no_other(cli: Cli, shared: Path) -> None:
+    """Its plain name is another setting's in its own directory, too."""
+    plain = has_run(shared, "alice", {"train.learning_rate": 0.5})
+    has_run(shared, "bob", {"train.learning_rate": 0.5})
+    written(f"{ALICE}resume: new\n")
+    for place in ("--cluster c.yaml", shared.as_uri()):
+        refused = cli(f"pull run.yaml {place}")
+        assert refused.code == 78 and "with other settings or data in" in refused.err, refused.err
+        assert not Path("runs").exists()
+    plain.rename(plain.parent / name_beside(plan_of("run.yaml", "c.yaml").run))
+    assert cli("pull run.yaml --cluster c.yaml -o new").code == 78  # the other's settings under this name
+    shutil.rmtree(plain.parent)
+    has_run(shared, "alice")
+    written(f"{ALICE}resume: new\n")
+    assert cli("pull run.yaml --cluster c.yaml").code == 0  # it was first there, and has the plain name
+
+
+def test_a_run_yaml_of_another_version_is_told_as_such(cli: Cli, shared: Path) -> None:
+    bobs = has_run(shared, "bob")
+    with (bobs / "run.yaml").open("a") as file:
+        file.write("of_another_version: 1\n")
+    for place in ("--cluster c.yaml", shared.as_uri()):
+        refused = cli(f"pull run.yaml {place}")
+        assert refused.code == 78 and "this version of rankzero does not read" in refused.err, refused.err
+        assert "other settings" not in refused.err
+        shutil.rmtree("runs", ignore_errors=True)
+        assert cli(quoted(refused.err)).code == 0
 
 
 def test_what_cannot_be_pulled(cli: Cli, store: str) -> None:
