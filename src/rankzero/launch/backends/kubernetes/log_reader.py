@@ -122,8 +122,8 @@ class PodLog:
             failures = failures + 1 if broken is not None or self._position.last == before else 0
             if ended and (broken is None or failures >= MOST_FAILURES):
                 if broken is not None:
-                    what = "none of it" if self._position.last is None else "not its end"
-                    self.api.tell(f"the log of {self._name} could not be read, {what} is here: {broken}")
+                    what = "none of it is here" if self._position.last is None else "its end may be missing"
+                    self.api.tell(f"the log of {self._name} could not be read, {what}: {broken}")
                 return
             if failures:  # the pod's state lags behind its log, or the connection is poor
                 self.api.clock.sleep(min(15.0, 0.5 * 2 ** min(failures, 5)))

@@ -103,7 +103,7 @@ def test_a_container_that_restarts(bench: Bench) -> None:
     assert texts(sorted(lines, key=lambda line: line.time or NEVER)) == words
 
 
-@pytest.mark.parametrize(("read", "missing"), [(0, "none of it"), (1, "not its end")])
+@pytest.mark.parametrize(("read", "missing"), [(0, "none of it is here"), (1, "its end may be missing")])
 def test_the_log_of_an_ended_pod_that_is_given_up_is_told(bench: Bench, read: int, missing: str) -> None:
     """Or its Traceback would be missing without a word."""
     first: list[Act] = [*numbered(read), ("hold",), ("cut",), ("hold",)] if read else []
@@ -116,7 +116,7 @@ def test_the_log_of_an_ended_pod_that_is_given_up_is_told(bench: Bench, read: in
     bench.cluster.world.release()
     assert texts([*seen, *lines]) == [*["line 0"] * read, "again"]
     told = [line for line in bench.said if "could not be read" in line]
-    assert told == [f"the log of r-0-00001 could not be read, {missing} is here: no route to kubelet"]
+    assert told == [f"the log of r-0-00001 could not be read, {missing}: no route to kubelet"]
 
 
 def test_a_pod_that_is_replaced(bench: Bench) -> None:
