@@ -262,8 +262,10 @@ class Api:
         resource: Resource,
         streams: Streams,
         silence: float,
+        opened: Callable[[], None] | None = None,
     ) -> Iterator[str]:
-        """A response line by line as it comes. Ends with the stream; raises ApiError where it breaks or is refused."""
+        """A response line by line as it comes; `opened` is called when it begins, with or without lines. Ends with the
+        stream; raises ApiError where it breaks or is refused."""
         verb = f"{'watch' if 'watch' in params else 'get'} {resource.title}"
         timeout = httpx2.Timeout(60.0, connect=10.0, read=silence)
         request = self._http.build_request("GET", path, params=dict(params), timeout=timeout)
@@ -274,6 +276,8 @@ class Api:
                     if not response.is_success:
                         response.read()
                         raise _failure(response, verb, resource)
+                    if opened is not None:
+                        opened()
                     yield from split_lines(response.iter_bytes())
                 finally:
                     response.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,8 @@ class PodLog:
     _position: LogPosition = field(default_factory=LogPosition)
     _opened: LogPosition = field(default_factory=LogPosition)
     """The position as it was when the newest reading began."""
+    _begun: float | None = None
+    """When the first reading was asked for that was answered: what there was to show of the log was settled then."""
     _changed: threading.Event = field(default_factory=threading.Event)
     _gone: bool = False
 
@@ -176,14 +179,20 @@ class PodLog:
     def _read(self, *, follow: bool = False, previous: bool = False) -> Iterator[LogLine]:
         """One reading, new lines only. One that breaks or finds nothing to read just ends; a refused one raises."""
         params = {"container": self.seen.container, "timestamps": "true", **self._position.reconnect()}
-        if self._position.last is None:
-            params |= {"sinceSeconds": str(self.query.since_seconds)} if self.query.since_seconds is not None else {}
-            params |= {"tailLines": str(self.query.tail)} if self.query.tail is not None else {}
+        params |= self._limits() if self._position.last is None else {}
         params |= {"follow": "true"} if follow else {}
         params |= {"previous": "true"} if previous else {}
         path = POD.path(self.api.place.namespace, self._name, "log")
+        asked = self.api.clock.monotonic()
+
+        def opened() -> None:
+            if self._begun is None and not previous:
+                self._begun = asked
+
         try:
-            for text in self.api.lines(path, params, resource=POD, streams=self.streams, silence=SILENCE_SECONDS):
+            for text in self.api.lines(
+                path, params, resource=POD, streams=self.streams, silence=SILENCE_SECONDS, opened=opened
+            ):
                 line = read_stamp(text)
                 if self._position.is_new(line):
                     yield LogLine(
@@ -194,3 +203,14 @@ class PodLog:
             absent = error.status == 400 or (error.status == 404 and (previous or self._gone))
             if not absent and (error.status != NO_ANSWER or not follow):
                 raise
+
+    def _limits(self) -> dict[str, str]:
+        """From where to ask for a log of which no line has been seen: as the query says, once; then since that time."""
+        since, tail = self.query.since_seconds, self.query.tail
+        if self._begun is not None and (since is not None or tail is not None):
+            since, tail = (
+                math.ceil(self.api.clock.monotonic() - self._begun) + 1,
+                None,
+            )  # the server's seconds, not ours
+        limits = {"sinceSeconds": since, "tailLines": tail}
+        return {name: str(limit) for name, limit in limits.items() if limit is not None}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes.log_reader import LogPosition
+from rankzero.launch.backends.kubernetes.errors import ApiError, unanswered
+from rankzero.launch.backends.kubernetes.log_reader import LogPosition, PodLog
+from rankzero.launch.backends.kubernetes.streams import Clock, Streams
+from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted, read_stamp
 from tests.support.fake_cluster import Act, life
 from tests.unit.launch.backends.kubernetes.runs import Bench, objects
@@ -141,6 +148,41 @@ def test_of_a_pod_that_starts_later_every_line_comes(bench: Bench, query: dict[s
     asked = [request.path for request in bench.cluster.requests if "/log?" in request.path]
     limited = {path.split("/")[6] for path in asked if "tailLines" in path or "sinceSeconds" in path}
     assert limited == {lines[0].pod}
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        (LogQuery(follow=True, tail=0), {"tailLines": "0"}),
+        (LogQuery(follow=True, tail=2), {"tailLines": "2"}),
+        (LogQuery(follow=True, since_seconds=30), {"sinceSeconds": "30"}),
+        (LogQuery(follow=True), {}),
+    ],
+)
+def test_what_a_silent_pod_says_while_its_stream_is_away_comes(query: LogQuery, first: dict[str, str]) -> None:
+    """How much of what there is is shown is settled by the first reading that is answered; what comes later is new."""
+    container: dict[str, Any] = {"name": "node", "restartCount": 0, "state": {"running": {}}}
+    metadata = {"name": "r-0", "uid": "u", "labels": {"rankzero.dev/role": "node"}}
+    running: Manifest = {"metadata": metadata, "status": {"phase": "Running", "containerStatuses": [container]}}
+    asked: list[dict[str, str]] = []
+    now = itertools.count(100.0, 10.0)
+
+    def answer(_path: str, params: dict[str, str], *, opened: Callable[[], None], **_: object) -> Iterator[str]:
+        asked.append({name: params[name] for name in ("tailLines", "sinceSeconds") if name in params})
+        if len(asked) == 1:
+            raise ApiError(unanswered("get pods", httpx2.ConnectError("refused"), spoken=True))
+        opened()
+        if len(asked) == 4:
+            log.update({**running, "status": {**running["status"], "phase": "Succeeded"}})
+        yield from ["2026-11-21T07:00:00Z last"] if len(asked) == 4 else []
+
+    clock = Clock(sleep=lambda _: None, monotonic=lambda: next(now))
+    place = SimpleNamespace(namespace="n")
+    api: Any = SimpleNamespace(place=place, clock=clock, lines=answer, read=lambda *_, **__: log.pod, tell=print)
+    log = PodLog(api, Streams(), running, query)
+    assert [line.text for line in log.lines()] == ["last"]
+    later = [{"sinceSeconds": "11"}, {"sinceSeconds": "31"}] if first else [{}, {}]
+    assert asked[:4] == [first, first, *later]
 
 
 def test_streams_that_break_lose_and_repeat_nothing(bench: Bench) -> None:
