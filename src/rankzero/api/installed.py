@@ -42,7 +42,7 @@ def require_packages(spec: RunSpec) -> None:
 
     missing = [one for one in packages_for(spec) if not one.gpus_only and not _is_there(one.module)]
     if missing:
-        raise ConfigError([package.problem for package in missing])
+        raise ConfigError([package.problem_here for package in missing])
 
 
 def engine_is_there() -> bool:

@@ -22,18 +22,18 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "extra"),
+    ("change", "field", "hint"),
     [
-        ({"train__sharding": "zero2"}, "train.sharding", "deepspeed"),
-        ({"model__quantization": "nf4"}, "model.quantization", "quantization"),
-        ({"train__optimizer": "adamw_8bit"}, "train.optimizer", "quantization"),
+        ({"train__sharding": "zero2"}, "train.sharding", "'rankzero[deepspeed]', or take train.sharding: fsdp"),
+        ({"model__quantization": "nf4"}, "model.quantization", "'rankzero[quantization]'"),
+        ({"train__optimizer": "adamw_8bit"}, "train.optimizer", "'rankzero[quantization]', or take optimizer: adamw"),
     ],
 )
-def test_an_extra_that_is_missing(tmp_path: Path, change: dict[str, Any], field: str, extra: str) -> None:
+def test_an_extra_that_is_missing(tmp_path: Path, change: dict[str, Any], field: str, hint: str) -> None:
     spec = small_spec(tmp_path, tmp_path, **change)
     with pytest.raises(ConfigError) as raised:
         require_startable(spec, RunOptions(), 1)
-    assert [(one.where, one.hint) for one in raised.value.problems] == [(field, f"pip install 'rankzero[{extra}]'")]
+    assert [(one.where, one.hint) for one in raised.value.problems] == [(field, f"pip install {hint}")]
 
 
 def test_of_what_only_gpus_use_the_engine_tells(tmp_path: Path) -> None:
