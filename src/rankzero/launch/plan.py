@@ -22,8 +22,7 @@ from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.process_groups import process_problems
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, EvalSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
-from rankzero.spec.written import BY_NAME, CLUSTER_PREFIX, Where
-from rankzero.spec.written_secrets import secret_problems
+from rankzero.spec.written import BY_NAME, Where
 
 MOST_SHIPPED_BYTES = 720 * 1024
 """A ConfigMap holds 1 MiB, and files in it are base64: a third larger."""
@@ -95,7 +94,6 @@ def make_plan(
     problems = [*paths.problems, *_access_problems(cluster, where), *_size_problems(paths.files, where)]
     problems += _group_problems(run, cluster, where) if trains else []
     problems += [*_read_only_problems(cluster, where), *_preparation_problems(cluster, where)]
-    problems += _secret_problems(cluster, where) if config_dir is None else []  # else nothing is made of cluster.yaml
     if problems:
         raise ConfigError(problems)
     cache, prepare = cluster.storage.get("cache"), _prepares(cluster)
@@ -127,12 +125,6 @@ def make_plan(
         idle=idle,
         where=where,
     )
-
-
-def _secret_problems(cluster: ClusterSpec, where: Where) -> list[Problem]:
-    """Looked for where objects and scripts are made, not where cluster.yaml is read: runs that are under way must be
-    found and ended by the file that they were submitted with."""
-    return [Problem(one.what, where(f"{CLUSTER_PREFIX}{one.where}"), one.hint) for one in secret_problems(cluster)]
 
 
 def _prepares(cluster: ClusterSpec) -> bool:

@@ -288,6 +288,18 @@ def test_a_new_setting_whose_run_is_not_there_brings_no_other(cli: Cli, shared: 
     assert cli("pull run.yaml --cluster c.yaml").code == 0  # it was first there, and has the plain name
 
 
+def test_a_cluster_yaml_that_an_older_version_submitted_with_names_the_run_as_it_did(cli: Cli, shared: Path) -> None:
+    """It holds a secret, from which nothing is made here; `resume: new` is named after the paths in the pods."""
+    plain = has_run(shared, "alice")
+    written(f"{ALICE}resume: new\n")
+    own = plain.rename(plain.parent / name_beside(plan_of("run.yaml", "c.yaml").run))
+    with Path("c.yaml").open("a") as file:
+        file.write("slurm: {setup: ['export WANDB_API_KEY=canary0123456789']}\n")
+    assert cli("render run.yaml --cluster c.yaml").code == 78
+    done = cli("pull run.yaml --cluster c.yaml")
+    assert done.code == 0 and f"found in {shared}: {own}\n" in done.err, done.err
+
+
 def test_a_run_yaml_of_another_version_is_told_as_such(cli: Cli, shared: Path) -> None:
     bobs = has_run(shared, "bob")
     with (bobs / "run.yaml").open("a") as file:

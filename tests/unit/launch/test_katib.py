@@ -481,3 +481,9 @@ def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:
     lines = copy.read_text().splitlines()
     assert [json.loads(line.partition(" ")[2])["step"] for line in lines] == [1, 2, 3, 4, 5, 5]
     assert lines[0].partition(" ")[0] == "1970-01-01T00:00:02.500000Z", "RFC 3339"
+
+
+def test_no_secret_is_written_into_an_experiment(tmp_path: Path) -> None:
+    patch = {"containers": [{"name": "node", "env": [{"name": "WANDB_API_KEY", "value": "canary"}]}]}
+    with pytest.raises(ConfigError, match="holds a secret"):
+        rendered(tmp_path, cluster={"pod_patch": patch})

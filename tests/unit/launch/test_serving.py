@@ -149,6 +149,14 @@ def test_what_the_pod_would_refuse_is_refused_before_it_is_written(tmp_path: Pat
     assert [problem.where for problem in here.value.problems] == ["--name", "--engine"]
 
 
+def test_no_secret_is_written_into_a_deployment(tmp_path: Path) -> None:
+    patch = "pod_patch: {containers: [{name: node, env: [{name: VLLM_API_KEY, value: canary}]}]}"
+    place = "image: i\nstorage: {outputs: {mount: /outputs, claim: runs}}\n"
+    (tmp_path / "c.yaml").write_text(f"{place}{patch}\n")
+    with pytest.raises(ConfigError, match="holds a secret"):
+        objects(tmp_path, str(tmp_path / "c.yaml"))
+
+
 def test_gpus_and_image(tmp_path: Path) -> None:
     deployment = objects(tmp_path, "infiniband-2x8", engine="vllm", gpus=4, image="own/image:1")[-1]
     [container] = deployment["spec"]["template"]["spec"]["containers"]

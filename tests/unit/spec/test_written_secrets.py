@@ -9,6 +9,7 @@ import pytest
 from rankzero.api.planning import cluster_from
 from rankzero.errors import ConfigError
 from rankzero.launch.plan import make_plan
+from rankzero.launch.render import render
 from rankzero.redaction import shaped_like_secrets
 from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.resolve import resolve
@@ -32,7 +33,7 @@ def planned(setting: str) -> None:
         outputs = ["storage.outputs={mount: /outputs, host_path: /outputs}"]
     cluster = load_cluster_spec(None, [*image, *more, *outputs, setting], env={}).spec
     run = {"name": "r", "model": {"name": "o/m"}, "data": {"train": "/outputs/t.jsonl"}}
-    make_plan(resolve(RunSpec.model_validate(run)), cluster)
+    render(make_plan(resolve(RunSpec.model_validate(run)), cluster))
 
 
 @pytest.mark.parametrize(

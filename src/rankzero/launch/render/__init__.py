@@ -8,15 +8,16 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.prepare import own_hash, preparation_job
-from rankzero.launch.render.shared import claims, config_map, network_policy, pod_group
+from rankzero.launch.render.shared import claims, config_map, network_policy, pod_group, require_no_secret
 
 
 def render(plan: Plan) -> list[Manifest]:
     """Every object of the run; the one that trains comes last.
 
     That one carries a hash of all the others and itself, by which a later submit sees whether anything changed; the
-    preparation, which may be there alone, one of itself.
+    preparation, which may be there alone, one of itself. Raises ConfigError where a secret would be written into them.
     """
+    require_no_secret(plan)
     kind = kind_named(plan.kind)
     own = kind.objects(plan)
     beside = [config_map(plan), *claims(plan), *network_policy(plan), *pod_group(plan)]

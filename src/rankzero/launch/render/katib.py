@@ -22,7 +22,7 @@ from rankzero.launch.kinds import kind_named
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import CONFIG_DIR, SETTING_PREFIX
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.shared import claims, config_map, metadata, network_policy
+from rankzero.launch.render.shared import claims, config_map, metadata, network_policy, require_no_secret
 from rankzero.launch.resource import Resource
 from rankzero.spec.search_space import Choices, Numbers, Space
 from rankzero.spec.yaml_tree import plain_value
@@ -83,6 +83,7 @@ def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
     problems = [*_problems(plan), *_pruner_problems(plan, search), *_scale_problems(search), *_value_problems(search)]
     if problems:
         raise ConfigError(problems)
+    require_no_secret(plan)
     *others, training = kind_named(plan.kind).objects(plan)
     shared = [manifest for manifest in others if manifest["kind"] != "Service"]
     first = [config_map(plan), *claims(plan), *network_policy(plan)]

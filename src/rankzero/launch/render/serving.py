@@ -17,7 +17,7 @@ from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan, is_kept, volume_of
 from rankzero.launch.render.container import environment, mounts, resources, security
 from rankzero.launch.render.pod import pod_spec
-from rankzero.launch.render.shared import CONFIG_VOLUME, claims
+from rankzero.launch.render.shared import CONFIG_VOLUME, claims, require_no_secret
 from rankzero.launch.server_arguments import is_tls
 
 SERVES = "rankzero.dev/serves"
@@ -47,6 +47,7 @@ def serving_objects(plan: Plan, wishes: ServingWishes) -> list[Manifest]:
     """Claims that are missing, the Service, and the Deployment. Raises ConfigError where what is served lies on a
     volume that each pod has for itself: pods that train fill it from a URL, or copy it to one, and no others do; or
     among the files that travel with the run, which goes when the run is deleted."""
+    require_no_secret(plan)
     if plan.known_run_dir is None:
         hint = f"`rankzero status {plan.name}` names it after the run: say name and resume: refuse for that one"
         raise ConfigError("the run may be in a directory beside the one of its name", where="resume", hint=hint)

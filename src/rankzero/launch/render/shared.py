@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from rankzero.errors import NEVER_RETRIED, ExitCode
+from rankzero.errors import NEVER_RETRIED, ConfigError, ExitCode, Problem
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
@@ -15,6 +15,19 @@ from rankzero.launch.resource import POD_GROUP
 from rankzero.spec.cluster_spec import VolumeSpec
 from rankzero.spec.kinds import kind_section
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
+from rankzero.spec.written import CLUSTER_PREFIX
+from rankzero.spec.written_secrets import secret_problems
+
+
+def require_no_secret(plan: Plan) -> None:
+    """Raise ConfigError where cluster.yaml holds a secret, which objects and scripts would show.
+
+    It is looked for where these are made, not where cluster.yaml is read: runs that are under way must be found, ended
+    and pulled by the file that they were submitted with.
+    """
+    found = secret_problems(plan.cluster)
+    if found:
+        raise ConfigError(Problem(one.what, plan.where(f"{CLUSTER_PREFIX}{one.where}"), one.hint) for one in found)
 
 
 def run_labels(plan: Plan, role: str | None = None) -> dict[str, str]:
