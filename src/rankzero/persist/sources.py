@@ -258,7 +258,7 @@ def _others(verdicts: Mapping[str, bool | None]) -> str:
     unread = [place for place, verdict in verdicts.items() if verdict is None]
     other = [place for place in verdicts if place not in unread]
     told = [f"one with other settings or data in {', '.join(other)}"] if other else []
-    told += [f"one whose run.yaml this version of rankzero does not read in {', '.join(unread)}"] if unread else []
+    told += [f"one whose run.yaml this version does not read in {', '.join(unread)}"] if unread else []
     return ", and ".join(told)
 
 

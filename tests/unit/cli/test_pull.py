@@ -306,7 +306,7 @@ def test_a_run_yaml_of_another_version_is_told_as_such(cli: Cli, shared: Path) -
         file.write("of_another_version: 1\n")
     for place in ("--cluster c.yaml", shared.as_uri()):
         refused = cli(f"pull run.yaml {place}")
-        assert refused.code == 78 and "this version of rankzero does not read" in refused.err, refused.err
+        assert refused.code == 78 and "this version does not read" in refused.err, refused.err
         assert "other settings" not in refused.err
         shutil.rmtree("runs", ignore_errors=True)
         assert cli(quoted(refused.err)).code == 0
