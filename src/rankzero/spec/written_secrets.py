@@ -27,11 +27,11 @@ _NO_SECRET = re.compile(
     r"|true|false|yes|no|on|off|none|null"
     rf"|[+-]?[\d.]{{1,{SHORTEST_SECRET - 1}}}"
     r"|\$\([^()]+\)|\$\{[^{}]+\}|\{\{.*\}\}"
-    r"|(?:~|\.{1,2})?/[\w./@:~-]*"
+    r"|(?:~|\.{1,2})?/(?!\S*[a-z0-9]{30})[\w./@:~-]*"
     r"|[a-z][a-z0-9+.-]*://[^\s@?]+",
     re.IGNORECASE | re.DOTALL,
 )
-"""A switch, a small number, a reference, a path, a URL without credentials; nothing."""
+"""A switch, a small number, a reference, a path (of no part as long as a key), a URL without credentials; nothing."""
 _PART = r"(?:(?:\d{1,3}x)?[A-Za-z][a-z]*(?:[A-Z][a-z]+)*|[A-Z]{1,12})\d{0,4}|\d{1,8}"
 _NAME = re.compile(rf"(?:[spr]k-(?:{_PART})(?:[-_]+(?:{_PART}))*[-_]*|(?i:key)=(?:{_PART}))")
 """What begins as a key does and goes on as a name: of words and small numbers. Keys have long runs of digits and

@@ -102,6 +102,7 @@ def test_a_variable_that_holds_no_secret_though_its_name_speaks_of_one(name: str
 )
 def test_a_variable_that_holds_one(value: str) -> None:
     assert is_secret("MY_PASSWORD", value)
+    assert is_secret("AWS_SECRET_ACCESS_KEY", "/" + "canary0aB1" * 4)  # one in 64 begins as a path does
     assert not is_secret("MY_WORD", HEX)
 
 
