@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rankzero.engine.tasks.protocol import Meter
 @dataclass(frozen=True, slots=True)
 class EvalResult:
     """`metrics` holds eval_loss = sum of weight × loss / sum of weights over the targets, and what the task's meter
-    adds to it.
+    adds to it: NaN where eval_loss is no finite number, since what was counted then is no answer of the model.
     """
 
     metrics: dict[str, float]
@@ -60,5 +61,7 @@ def evaluate(
         model.train()
     loss_sum, targets = sum_over_ranks(total).tolist()
     loss = loss_sum / targets
-    metrics = {"eval_loss": loss, **meter.metrics(loss)}
-    return EvalResult(metrics, len(batches.dataset), targets)
+    scores = meter.metrics(loss)
+    if not math.isfinite(loss):  # the likeliest class of logits that are NaN is the first
+        scores = dict.fromkeys(scores, math.nan)
+    return EvalResult({"eval_loss": loss, **scores}, len(batches.dataset), targets)

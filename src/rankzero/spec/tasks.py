@@ -123,8 +123,13 @@ def is_better(metric: str, value: float, than: float | None) -> bool:
 
 def becomes_best(metric: str, later: Mapping[str, float], best: Mapping[str, float] | None) -> bool:
     """Whether a later evaluation takes the place of the best one so far: by the metric; where that is the same, by the
-    lower eval_loss; where that is the same too, because it is later and so of a model that has seen more."""
-    score, than = later[metric], None if best is None else best.get(metric)
-    if best is None or score != than or not math.isfinite(score):
+    lower eval_loss; where that is the same too, because it is later and so of a model that has seen more. Whatever it
+    has scored, an evaluation whose eval_loss is not finite is never the best; older versions kept such ones."""
+    if not math.isfinite(later["eval_loss"]):
+        return False
+    if best is None or not math.isfinite(best["eval_loss"]):
+        return is_better(metric, later[metric], None)
+    score, than = later[metric], best.get(metric)
+    if score != than or not math.isfinite(score):
         return is_better(metric, score, than)
-    return later["eval_loss"] <= best["eval_loss"] or best["eval_loss"] != best["eval_loss"]
+    return later["eval_loss"] <= best["eval_loss"]

@@ -200,6 +200,18 @@ def test_only_what_is_comparable_is_compared() -> None:
     assert (found.best_step, found.evals_since_best, found.compared_from) == (10, 0, 7)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_a_model_that_gives_no_numbers_scores_nothing(metric: str, tmp_path: Path) -> None:
+    """The likeliest class of logits that are NaN is the first, which here is right for all rows."""
+    changes = {"train__learning_rate": 1e30, "train__warmup_steps": 0, "train__max_nonfinite_steps": 3}
+    spec = task_spec("classify", tmp_path, train__max_steps=3, eval__every=1, checkpoint__best_metric=metric, **changes)
+    write_jsonl(tmp_path / "task-eval.jsonl", [{**row, "label": 0} for row in sentiment_rows(4)])
+    report = run_here(spec)
+    scores = [(row["eval_loss"], row["accuracy"], row["macro_f1"]) for row in metrics(spec) if "eval_loss" in row]
+    assert scores == [(None, None, None)] * 3
+    assert (report["best_step"], report["best_value"]) == (None, None)
+
+
 def test_patience_counts_what_is_no_longer_kept() -> None:
     losses = {2: 0.5, 4: 0.7, 6: 0.6, 8: 0.9}
     evaluations = {step: {"eval_loss": 1.0, "accuracy": accuracy} for step, accuracy in losses.items()}
