@@ -25,8 +25,8 @@ _VARIATION = re.compile("[\ufe00-\ufe0f]")
 _LINE_MARK = re.compile(r"^[ \t]*(?:[*+-](?=\s+[^\s\d.,])|#+(?=\s)|[-*]{2,}\s*$)", re.MULTILINE)
 """Bullets, headings and rules of Markdown."""
 _SPACED_DASHES = re.compile(r"(?<!\S)-{2,}(?!\S)")
-_EMPHASIS = re.compile(r"(?<![\w)\]])[*\u00b7]+(?=\S)|(?<=[^\s*\u00b7])[*\u00b7]+(?![\w(\[*\u00b7+-])")
-"""Stars that do not stand between two things that they could multiply."""
+_EMPHASIS = re.compile(r"(?<![\w)\]*\u00b7])[*\u00b7]+(?=[^\s*\u00b7])|(?<=[^\s*\u00b7])[*\u00b7]+(?![\w(\[*\u00b7+-])")
+"""Runs of stars, each judged as one, that do not stand between two things that they could multiply or raise."""
 
 
 def without_reasoning(text: str) -> str:

@@ -38,6 +38,11 @@ def test_scores(answer: str, wanted: str, exact: bool, f1: float) -> None:
         ("It is 5", "It is 5."),
         ("**Lima**", "Lima"),
         ("(**Lima**), or `Quito`", "(Lima) or Quito"),
+        ("(***x***)", "(x)"),
+        ("**x** = **-5**", "x = -5"),
+        ("**Note:**now", "Note: now"),
+        ("* **Lima**\n* *Quito*", "Lima\nQuito"),
+        ("x**2", "x ** 2"),
         ("- milk\n- eggs", "milk\neggs"),
         ("# Heading\ntext", "Heading text"),
         ("well-known", "well known"),
@@ -78,6 +83,11 @@ def test_the_same_answer_in_another_dress(answer: str, wanted: str) -> None:
         ("A-", "A"),
         (".5", "5"),
         ("- 5", "5"),
+        ("x**2", "x*2"),
+        ("x ** 2", "x * 2"),
+        ("**x**2**", "**x*2**"),
+        ("return a**b", "return a*b"),
+        ("(a+b)**-1", "(a+b)*-1"),
         ("12:30", "12.30"),
         ("R&D", "R/D"),
         ("#5", "5"),
@@ -95,6 +105,7 @@ def test_another_answer(answer: str, wanted: str) -> None:
 NUMBERS = st.integers(0, 10**6).map(str)
 OPERANDS = NUMBERS | st.sampled_from(["x", "y", "total", "(a + b)", "-3", "x_1"])
 OPERATORS = ["+", "-", "*", "/", "%", "^", "=", "<", ">", "<=", ">=", "!=", "×", "÷", "±", "≠", "≤", "→"]
+OPERATORS += ["**", "//", "==", "<<", ">>"]
 SPACES = st.sampled_from(["", " "])
 
 
