@@ -54,7 +54,7 @@ from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import STORED, ClassHead, empty_model, load_model, padding_counts, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
-from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.parts import freeze_as, freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
 from rankzero.model.recomputing import begin_at_embeddings, recompute_blocks
 from rankzero.model.routers import Routers
@@ -340,6 +340,8 @@ def own_model(
     by_block = received and sharding_section(sharding).cut_by_block
     stored = precision_as_stored(spec, inputs) if by_block else None
     model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
+    if spec.lora is None:
+        freeze_as(model, shape)
     if stored is not None:
         keep_as_stored(model, shape)
     return model

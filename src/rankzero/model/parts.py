@@ -69,10 +69,19 @@ def wanted_parts(parts: Parts, model: Any, *, adapters: bool) -> frozenset[Part]
 
 
 def freeze_to(model: Any, parts: frozenset[Part]) -> None:
-    """Let only these parts have gradients. A weight that two parts share is trained if its first name is in one."""
+    """Let only these parts have gradients, and nothing in them that the architecture has without: a table that is
+    computed once (RoFormer), the bias that balances a router (Ernie 4.5). A weight that two parts share is trained if
+    its first name is in one."""
     belongs = parameter_parts(model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(belongs[name] in parts)
+        parameter.requires_grad_(parameter.requires_grad and belongs[name] in parts)
+
+
+def freeze_as(model: Any, like: Any) -> None:
+    """Train what `like` does, the same model without weights: one that is loaded has forgotten what its architecture
+    has frozen."""
+    for name, parameter in like.named_parameters():
+        model.get_parameter(name).requires_grad_(parameter.requires_grad)
 
 
 def inside(name: str, modules: Iterable[str]) -> bool:

@@ -276,6 +276,25 @@ def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
         ), name
 
 
+def what_is_frozen_by_now_needs_no_state_of_the_optimizer(world: World, root: Path) -> None:
+    """Older versions trained, and saved the state of, what an architecture has frozen."""
+    older, directory = spread(llama(), world), root / "older"
+    older.backward(older.model(input_ids=IDS, labels=IDS).loss, last=True)
+    older.reduce_gradients(None)
+    older.step()
+    directory.mkdir(exist_ok=True)
+    older.snapshot().write(directory)
+    module = llama()
+    module.model.norm.weight.requires_grad_(False)
+    parallel = spread(module, world)
+    parallel.load(directory)
+    weights, state = parallel._weights(), parallel._optimizer_state()
+    assert all(torch.equal(local(tensor), local(weights[name])) for name, tensor in older._weights().items())
+    assert older._optimizer_state().keys() - state.keys() == {
+        f"model.norm.weight/{key}" for key in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
 def a_checkpoint_is_written_beside_a_pass_without_touching_the_model(world: World, root: Path) -> None:
     """A pass has whole weights in the place of parts, which peft and torch would put back if they were asked."""
     from peft import LoraConfig, get_peft_model
@@ -305,6 +324,7 @@ CHECKS = (
     what_cannot_be_spread_is_refused_on_every_rank,
     a_rank_that_cannot_write_tells_the_others,
     a_checkpoint_of_another_model_is_refused,
+    what_is_frozen_by_now_needs_no_state_of_the_optimizer,
     a_checkpoint_is_written_beside_a_pass_without_touching_the_model,
     small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,
     a_pass_in_bfloat16_is_a_replicas,

@@ -108,9 +108,12 @@ def restore_optimizer(
     parameters: dict[str, torch.nn.Parameter],
     tensors: dict[str, torch.Tensor],
 ) -> None:
-    """Put back what `optimizer_tensors` gave. `step` stays on the CPU unless the optimizer is fused."""
+    """Put back what `optimizer_tensors` gave. `step` stays on the CPU unless the optimizer is fused. What is frozen by
+    now needs none: older versions trained what an architecture has frozen, too."""
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")
+        if name not in parameters:
+            continue
         parameter = parameters[name]
         keep_on_cpu = part == "step" and not optimizer.defaults.get("fused")
         device = torch.device("cpu") if keep_on_cpu else parameter.device

@@ -232,12 +232,12 @@ def read_sharded_optimizer(
     spread: Callable[[str, torch.Tensor, torch.Size], torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """This rank's share of the optimizer's state in a sharded checkpoint, by `<parameter name>/<state name>`. `parts`
-    are what it has of the parameters; `spread` makes of such a part, and the shape of the whole one, the tensor that is
-    read into. Raises StorageError."""
+    are what it has of the parameters that are trained; `spread` makes of such a part, and the shape of the whole one,
+    the tensor that is read into. Raises StorageError."""
     state = {}
     for key, (shape, dtype) in sharded_tensors(directory).items():
         name, is_state, _ = key.rpartition("/")
-        if is_state:
+        if is_state and name in parts:
             part = parts[name]
             empty = torch.empty(part.shape if shape else shape, dtype=dtype, device=part.device)
             state[key] = spread(name, empty, shape)

@@ -139,7 +139,8 @@ class Zero:
         if any(not torch.equal(step, steps[0]) for step in steps):
             hint = "continue with the train.sharding that it was saved with"
             raise StorageError("DeepSpeed counts one number of steps for all weights", where=str(directory), hint=hint)
-        kept = {key: key.rpartition("/") for key in sorted(saved) if not key.endswith("/step")}
+        states = {key: key.rpartition("/") for key in sorted(saved) if not key.endswith("/step")}
+        kept = {key: of for key, of in states.items() if of[0] in self._parameters}  # others are not trained any more
         self._trained.make_room_for_state(sorted({state for _, _, state in kept.values()}), steps[0])
         for key, (name, _, state) in kept.items():
             self._check_fit(name, saved[key], directory)
@@ -203,10 +204,10 @@ class Zero:
 
     def _check_fit(self, name: str, saved: torch.Tensor, directory: Path) -> None:
         """Raise StorageError where a saved tensor is of another model."""
-        wanted = self._shapes.get(name)
+        wanted = self._shapes[name]
         if wanted != saved.shape:
-            needed = "no such weight is trained" if wanted is None else f"{tuple(wanted)} is needed"
-            what = f"the checkpoint does not fit this model: {tuple(saved.shape)} is saved, {needed}"
+            shapes = f"{tuple(saved.shape)} is saved, {tuple(wanted)} is needed"
+            what = f"the checkpoint does not fit this model: {shapes}"
             raise StorageError(what, where=f"{directory} {name}")
 
 
