@@ -224,29 +224,39 @@ def small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones(world: World, _r
             assert tensor.dtype is torch.bfloat16 and torch.equal(tensor, whole.get_parameter(name)), (keep, name)
 
 
+def olmo2() -> Any:
+    """Whose blocks are given cosines and sines in float32, whatever the rest is in."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    sizes = {"vocab_size": 67, "hidden_size": 20, "intermediate_size": 31, "use_cache": False}
+    torch.manual_seed(0)
+    return Olmo2ForCausalLM(Olmo2Config(**sizes, num_hidden_layers=2, num_attention_heads=2)).train()
+
+
 def a_pass_in_bfloat16_is_a_replicas(world: World, _root: Path) -> None:
     """The same loss to the bit, and gradients but for the order in which ranks are added up."""
-    replica = Replicated(
-        llama(),
-        partial(make_optimizer, spec=SPEC.train, learning_rate=0.01),
-        world=world,
-        device=CPU,
-        dtype=torch.bfloat16,
-    )
-    parallel, norms, losses = spread(llama(), world, dtype=torch.bfloat16), [], []
-    for way in (parallel, replica):
-        for ids in (IDS, IDS.flip(1)):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = way.model(input_ids=ids + world.rank, labels=ids).loss
-            way.backward(loss, last=ids is not IDS)
-            losses.append(loss.item())
-        norms.append(way.reduce_gradients(None).item())
-        way.step()
-    assert losses[:2] == losses[2:]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    state = parallel.export_state() or {}
-    for name, tensor in (replica.export_state() or {}).items():
-        torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
+    for made in (llama, olmo2):
+        replica = Replicated(
+            made(),
+            partial(make_optimizer, spec=SPEC.train, learning_rate=0.01),
+            world=world,
+            device=CPU,
+            dtype=torch.bfloat16,
+        )
+        parallel, norms, losses = spread(made(), world, dtype=torch.bfloat16), [], []
+        for way in (parallel, replica):
+            for ids in (IDS, IDS.flip(1)):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = way.model(input_ids=ids + world.rank, labels=ids).loss
+                way.backward(loss, last=ids is not IDS)
+                losses.append(loss.item())
+            norms.append(way.reduce_gradients(None).item())
+            way.step()
+        assert losses[:2] == losses[2:]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        state = parallel.export_state() or {}
+        for name, tensor in (replica.export_state() or {}).items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:

@@ -255,13 +255,16 @@ def _shape_of(mixture: Mixture, name: str) -> torch.Size:
 
 
 def _precision(model: Any, dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Trained weights travel in the precision that they compute in; their gradients are summed in float32.
+    """Trained weights travel in the precision that they compute in; their gradients are summed in float32. What blocks
+    are given stays as it is, as in a replica: OLMo 2's and Ernie's cosines are float32. In float16 it is rounded, too:
+    there a replica's weights are float32.
 
     A frozen base travels as it is, quantised or not, and adapters in float32: autocast rounds those as in a replica.
     """
     if isinstance(model, PeftModel) or dtype is torch.float32:
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    rounds = dtype is torch.float16
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=rounds)
 
 
 def _check_unit(name: str, unit: torch.nn.Module) -> None:
