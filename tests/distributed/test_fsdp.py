@@ -48,6 +48,7 @@ IN_BFLOAT16: dict[str, tuple[str, dict[str, Any]]] = {
     "DoRA": ("llama", {"lora__use_dora": True}),
     "DoRA in 4 bits": ("llama", {"lora__use_dora": True, "model__quantization": "nf4"}),
     "experts": ("qwen3_moe", {"train__parts": ["language", "experts", "router"]}),
+    "routers in float32": ("ernie4_5_moe", {"lora": None, "train__parts": ["language", "experts", "router"]}),
     "tokens": ("llama", {"lora__modules_to_save": ["norm"], "lora__trainable_token_indices": [3, 5, 9]}),
 }
 

@@ -101,6 +101,31 @@ def qwen3_moe(directory: Path) -> None:
     _save(directory, Qwen3MoeForCausalLM(config), tokenizer, stops=("<|im_end|>", "<|endoftext|>"))
 
 
+def ernie4_5_moe(directory: Path) -> None:
+    """ERNIE-4.5-21B-A3B: routers in float32 whatever the rest is in, which choose by a bias beside their scores. Those
+    are so close together here that rounding would change what is chosen."""
+    from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
+
+    tokenizer = qwen_tokenizer("qwen3", QWEN_SPECIALS)
+    config = Ernie4_5_MoeConfig(
+        **_decoder(tokenizer),
+        moe_intermediate_size=HIDDEN // 2,
+        moe_num_experts=8,
+        moe_k=2,
+        moe_layer_start_index=1,
+        moe_num_shared_experts=1,
+        tie_word_embeddings=False,
+        rope_parameters=_rope(5e5),
+    )
+    model = Ernie4_5_MoeForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "moe_statics" in name:
+            parameter.data.uniform_(8, 8.05)
+        elif "mlp.gate" in name:
+            parameter.data.mul_(10)
+    _save(directory, model, tokenizer, stops=("<|im_end|>", "<|endoftext|>"))
+
+
 def qwen3_vl(directory: Path) -> None:
     """Qwen3-VL-32B-Instruct: a vision tower whose layers reach into the text model (deepstack), and its processor."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -151,6 +176,7 @@ ARCHITECTURES: dict[str, Callable[[Path], None]] = {
     "smollm2": smollm2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
+    "ernie4_5_moe": ernie4_5_moe,
     "qwen3_vl": qwen3_vl,
     "distilbert": distilbert,
 }

@@ -33,6 +33,7 @@ from rankzero.engine.tasks.protocol import find_task
 from rankzero.model import dropout_attention
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.fitting import Need
+from rankzero.model.load import kept_in_float32
 from rankzero.model.recomputing import recompute_blocks
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import task_that
@@ -94,7 +95,8 @@ def bytes_of_a_pass(shape: Any, need: Need, spec: RunSpec, dtype: torch.dtype) -
         with FakeTensorMode(), _kept_generators(), _masks_as_they_are_made():
             _give_fake_weights(shape)
             trained = {name: weight for name, weight in shape.named_parameters() if weight.requires_grad}
-            masters = Masters(trained, copies_in(shape, dtype))
+            rounded = copies_in(shape, dtype)
+            masters = Masters(trained, rounded, stay=kept_in_float32(shape, rounded))
             one_pass = _pass_of(shape, need, spec, dtype, _batch(need, rows, targets))
             with counter:
                 for tensor in (*shape.parameters(), *shape.buffers()):

@@ -23,6 +23,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -323,15 +324,23 @@ def empty_model(
             where=str(spec.local_dir or spec.name),
             hint="check it against the model's Hub page; a newer transformers may know what it says",
         ) from error
-    kept = model._get_dtype_plan(dtype)  # what an architecture keeps in float32, as loading does
-    for name, parameter in model.named_parameters():
-        if any(fnmatch(name, f"*{pattern}*") for pattern in kept):
-            parameter.data = parameter.data.to(torch.float32)
+    for name in kept_in_float32(model, dtype):  # as loading does
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.to(torch.float32)
     if packed:
         outline_packed(model, spec.quantization, dtype)
         keep_layout(model)
     model.config.use_cache = False
     return model
+
+
+def kept_in_float32(model: Any, dtype: torch.dtype) -> frozenset[str]:
+    """Names of the parameters that the architecture has in float32 where the others are `dtype`: routers that would
+    choose other experts if they were rounded, for one. A model with adapters computes with its base as it was loaded.
+    """
+    plan = model._get_dtype_plan(dtype) if isinstance(model, PreTrainedModel) else {}
+    names = [name for name, _ in model.named_parameters()] if plan else []
+    return frozenset(name for name in names if any(fnmatch(name, f"*{pattern}*") for pattern in plan))
 
 
 def meta_model(config: Any, spec: ModelSpec, use: ModelUse) -> Any:

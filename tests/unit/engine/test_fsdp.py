@@ -21,12 +21,19 @@ from transformers import PretrainedConfig
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, world_from_env
 from rankzero.engine.optim import make_optimizer
-from rankzero.engine.parallel.formats import model_state, read_optimizer, read_sharded, write_tensors
+from rankzero.engine.parallel.formats import (
+    ShardedSnapshot,
+    model_state,
+    read_optimizer,
+    read_sharded,
+    write_tensors,
+)
 from rankzero.engine.parallel.fsdp import Fsdp, units
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.errors import ConfigError, StorageError
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.parts import freeze_to
+from rankzero.spec.run_spec import Part, RunSpec
 from tests.support.forked import in_ranks
 from tests.support.unasked import nothing_asked_of_models
 
@@ -37,6 +44,7 @@ SPEC = RunSpec.model_validate(
     {"model": {"name": "none"}, "data": {"train": "none"}, "train": {"sharding": "fsdp", "weight_decay": 0.1}}
 )
 IDS = torch.arange(24).view(2, 12)
+ROUTERS: tuple[tuple[Part, ...], ...] = (("language", "experts"), ("language", "experts", "router"))
 
 
 def llama(*, without_memory: bool = False, tied: bool = True) -> Any:
@@ -233,9 +241,25 @@ def olmo2() -> Any:
     return Olmo2ForCausalLM(Olmo2Config(**sizes, num_hidden_layers=2, num_attention_heads=2)).train()
 
 
+def ernie(parts: tuple[Part, ...]) -> Any:
+    """Two layers, of which the second has a router that its architecture keeps in float32, and a bias of it."""
+    from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
+
+    sizes = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "use_cache": False}
+    experts = {"moe_num_experts": 5, "moe_k": 2, "moe_layer_start_index": 1, "moe_num_shared_experts": 0}
+    torch.manual_seed(0)
+    model = Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(**sizes, **heads, **experts)).train()
+    for name, parameter in model.named_parameters():
+        if "moe_statics" in name:
+            parameter.data.uniform_(8, 8.05)  # in bfloat16 all alike
+    freeze_to(model, frozenset(parts))
+    return model
+
+
 def a_pass_in_bfloat16_is_a_replicas(world: World, _root: Path) -> None:
     """The same loss to the bit, and gradients but for the order in which ranks are added up."""
-    for made in (llama, olmo2):
+    for made in (llama, olmo2, *(partial(ernie, parts) for parts in ROUTERS)):
         replica = Replicated(
             made(),
             partial(make_optimizer, spec=SPEC.train, learning_rate=0.01),
@@ -257,6 +281,47 @@ def a_pass_in_bfloat16_is_a_replicas(world: World, _root: Path) -> None:
         state = parallel.export_state() or {}
         for name, tensor in (replica.export_state() or {}).items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def what_an_architecture_keeps_in_float32_every_rank_has_whole(world: World, _root: Path) -> None:
+    for parts in ROUTERS:
+        parallel = spread(ernie(parts), world, dtype=torch.bfloat16)
+        gates = {name: p for name, p in parallel.module.named_parameters() if ".mlp.gate." in name}
+        assert len(gates) == 2 and not any(isinstance(p, DTensor) for p in gates.values())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            parallel.backward(parallel.model(input_ids=IDS + world.rank, labels=IDS).loss, last=True)
+        parallel.reduce_gradients(None)
+        parallel.step()
+        before = ernie(parts).state_dict()
+        moved = {name.rpartition(".")[2] for name, p in gates.items() if not torch.equal(p, before[name])}
+        assert moved == ({"weight"} if "router" in parts else set())
+        for parameter in gates.values():
+            main = parameter.detach().clone()
+            dist.broadcast(main, src=0)
+            assert torch.equal(main, parameter)
+
+
+def what_is_kept_in_float32_is_saved_once_and_read_from_parts_too(world: World, root: Path) -> None:
+    """As older versions have saved it."""
+    for parts in ROUTERS:
+        saved, cut = spread(ernie(parts), world, dtype=torch.bfloat16), Cut(world, CPU)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            saved.backward(saved.model(input_ids=IDS, labels=IDS).loss, last=True)
+        saved.reduce_gradients(None)
+        saved.step()
+        now = saved._weights() | saved._optimizer_state()
+        whole = {key: tensor for key, tensor in now.items() if not isinstance(tensor, DTensor) and tensor.ndim}
+        assert all(".mlp.gate." in key for key in whole) and len(whole) == (4 if "router" in parts else 2)
+        older = now | {key: cut.spread(cut.mine(tensor).clone(), tensor.shape) for key, tensor in whole.items()}
+        for number, state in enumerate((now, older)):
+            directory = root / f"kept-{len(parts)}-{number}"
+            directory.mkdir(exist_ok=True)
+            ShardedSnapshot(state, (cut,), world.world_size).write(directory)
+            again = spread(ernie(parts), world, dtype=torch.bfloat16)
+            again.load(directory)
+            found = again._weights() | again._optimizer_state()
+            assert found.keys() == now.keys()
+            assert all(torch.equal(local(found[key]), local(tensor)) for key, tensor in now.items())
 
 
 def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
@@ -338,6 +403,8 @@ CHECKS = (
     a_checkpoint_is_written_beside_a_pass_without_touching_the_model,
     small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,
     a_pass_in_bfloat16_is_a_replicas,
+    what_an_architecture_keeps_in_float32_every_rank_has_whole,
+    what_is_kept_in_float32_is_saved_once_and_read_from_parts_too,
     what_two_ranks_saved_goes_to_any_number,
 )
 

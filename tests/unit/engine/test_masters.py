@@ -12,7 +12,10 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.parallel.replicas import Replicated
+from rankzero.model.parts import freeze_to
+from rankzero.spec.run_spec import Part
 from tests.support import vision_families
+from tests.support.architectures import save
 from tests.support.images import picture_rows
 from tests.support.runs import metrics, run_here, small_spec
 from tests.support.tiny import write_jsonl
@@ -131,6 +134,29 @@ def test_what_is_not_trained_is_computed_with_alike_and_kept_as_it_was(stored: t
         changed = {name for name, whole in base.items() if not torch.equal(state[name].float(), whole)}
         assert changed == base.keys() - {"model.embed_tokens.weight"}
         assert torch.equal(loss_of(one.model, IDS), loss_of(parallel.model, IDS)) and loss_of(one.model, IDS) < loss
+
+
+@pytest.mark.parametrize("parts", [("language", "experts"), ("language", "experts", "router")])
+def test_what_an_architecture_keeps_in_float32_is_not_rounded(parts: tuple[Part, ...], tmp_path: Path) -> None:
+    """Trained or not: a router that is rounded chooses other experts than in the model that is deployed."""
+    from transformers import Ernie4_5_MoeForCausalLM
+
+    directory = save("ernie4_5_moe", tmp_path)
+    model = Ernie4_5_MoeForCausalLM.from_pretrained(directory, dtype=FP32)
+    freeze_to(model, frozenset(parts))
+    parallel = replica(model=model)
+    deployed = Ernie4_5_MoeForCausalLM.from_pretrained(directory, dtype=BF16)
+    wanted = {name: p.dtype for name, p in deployed.named_parameters()}
+    assert set(wanted.values()) == {BF16, FP32}
+    assert {name: p.dtype for name, p in parallel.module.named_parameters()} == wanted
+    assert torch.equal(loss_of(parallel.model, IDS), loss_of(deployed, IDS))
+    parallel.backward(loss_of(parallel.model, IDS), last=True)
+    parallel.reduce_gradients(None)
+    parallel.step()
+    gate = "model.layers.1.mlp.gate.weight"
+    moved = not torch.equal(model.get_parameter(gate), deployed.get_parameter(gate))
+    assert moved is ("router" in parts)
+    assert torch.equal((parallel.export_state() or {})[gate], model.get_parameter(gate))
 
 
 @pytest.mark.usefixtures("bfloat16_computed")

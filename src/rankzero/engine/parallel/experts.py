@@ -35,6 +35,7 @@ from rankzero.engine.parallel.formats import (
 from rankzero.engine.parallel.masters import Frozen, Masters, copies_in
 from rankzero.engine.parallel.replicas import Replicated, norm_of
 from rankzero.model.expert_exchange import place_experts
+from rankzero.model.load import kept_in_float32
 from rankzero.model.weights import file_layout
 from rankzero.spec.run_spec import RunSpec
 
@@ -62,7 +63,8 @@ class ReplicatedBesideExperts(Replicated):
         self._world, self._group, self._own, self._cut = world, group, own, group.cut
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         broadcast_parameters(p for name, p in trained.items() if name not in own)
-        self._masters, self._frozen = Masters(trained, dtype), Frozen(module, dtype)
+        self._masters = Masters(trained, dtype, stay=kept_in_float32(module, dtype))
+        self._frozen = Frozen(module, dtype)
         self._parameters, computed = self._masters.weights, self._masters.computed
         self._add_up_passes()
         rest = [p for name, p in self._parameters.items() if name not in own]

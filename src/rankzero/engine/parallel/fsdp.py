@@ -9,7 +9,7 @@ Knows nothing of steps or of data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,11 @@ from rankzero.engine.parallel.formats import (
     whole_on_main,
 )
 from rankzero.engine.parallel.half_sums import HalfSums
-from rankzero.engine.parallel.parts import Cut, cut_of, local
+from rankzero.engine.parallel.parts import Cut, Uncut, cut_of, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main, tensors
 from rankzero.errors import ConfigError
 from rankzero.model.expert_exchange import Mixture, mixtures_of, place_mixture
+from rankzero.model.load import kept_in_float32
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import blocks
 from rankzero.model.weights import file_layout, saved_buffers
@@ -79,7 +80,8 @@ class Fsdp:
         size = spec.train.expert_parallel
         group = self._group = ExpertGroup(world, device, size) if size > 1 else None
         self._cuts = (self._cut,) if group is None else (self._cut, group.cut)
-        self._own = wrap(module, self._cut, spec, world, dtype, group)
+        kept = kept_in_float32(module, dtype)
+        self._own = wrap(module, self._cut, spec, world, dtype, group, kept)
         if self._adapters:  # which call the model inside for each token, past the weights that are in no block
             register_fsdp_forward_method(module, "generate")
         self.model = self.module = module
@@ -93,6 +95,8 @@ class Fsdp:
         self._half = HalfSums(self._parameters[name] for name in self._parts)
         own = [self._parameters[name] for name in self._own if name in self._parts]
         self._sum_of_experts = None if group is None else GradientSum(own, group.holders)
+        self._kept, self._uncut = kept, Uncut(world.world_size)
+        self._sum_of_kept = GradientSum(self._parameters[name] for name in self._parts if name in kept)
         begins = {name: self._cut_of(name).begin(self._shape(name)) for name in self._parts}
         self.optimizer = make_optimizer(self._parts, begins=begins)
 
@@ -110,14 +114,16 @@ class Fsdp:
         self._half.give_all()
         if self._sum_of_experts is not None:
             self._sum_of_experts.finish()
-        squares = []
+        self._sum_of_kept.finish()
+        squares: list[torch.Tensor] = []
         for name, part in self._parts.items():
             gradient = self._parameters[name].grad
             part.grad = torch.zeros_like(part) if gradient is None else local(gradient)
             if loss_scale != 1:
                 part.grad.mul_(1 / loss_scale)
             square = torch.linalg.vector_norm(part.grad, dtype=torch.float32).square()
-            squares.append(square / self._cut_of(name).copies)  # each part counts once
+            square /= self._cut_of(name).copies  # each part counts once
+            squares.append(square.to(squares[0].device) if squares else square)  # offloaded or not
         norm = sum_over_ranks(torch.stack(squares).sum().to(self._cut.device)).sqrt()
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parts.values(), max_grad_norm, norm)
@@ -179,7 +185,9 @@ class Fsdp:
             for key, value in self.optimizer.state.get(part, {}).items()
         }
 
-    def _cut_of(self, name: str) -> Cut:
+    def _cut_of(self, name: str) -> Cut | Uncut:
+        if name in self._kept:
+            return self._uncut
         return self._cut if self._group is None or name not in self._own else self._group.cut
 
     def _shape(self, name: str) -> torch.Size:
@@ -194,10 +202,17 @@ spread = Fsdp
 
 
 def wrap(
-    model: Any, cut: Cut, spec: RunSpec, world: World, dtype: torch.dtype, group: ExpertGroup | None
+    model: Any,
+    cut: Cut,
+    spec: RunSpec,
+    world: World,
+    dtype: torch.dtype,
+    group: ExpertGroup | None,
+    kept: Collection[str],
 ) -> dict[str, torch.Size]:
     """Spread `model` over the ranks in place. A collective; raises ConfigError. With a `group` its experts are not
-    spread, but lie on its ranks; returns the shapes that they have in a whole model, by name.
+    spread, but lie on its ranks; returns the shapes that they have in a whole model, by name. What is `kept` in float32
+    beside weights that travel in `dtype`, by name, every rank has whole: one unit gathers one precision.
 
     A block is put on the device whole, cut, and let go before the next one comes, so that no device ever holds more
     than its parts and one block.
@@ -216,7 +231,8 @@ def wrap(
     placed: list[torch.Tensor] = []
     for name, unit in [*units(model), ("", model)]:
         take_from_main(unit, world, cut.device, leave=placed)
-        _check_unit(name, unit)
+        placed += [parameter for own, parameter in unit.named_parameters(prefix=name) if own in kept]
+        _check_unit(name, unit, placed)
         if group is not None:
             parts = set(unit.modules())
             for mixture in [one for one in waiting if one.module in parts]:
@@ -267,9 +283,10 @@ def _precision(model: Any, dtype: torch.dtype) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=rounds)
 
 
-def _check_unit(name: str, unit: torch.nn.Module) -> None:
-    """Raise ConfigError where FSDP2 could not train a unit."""
-    trained = [p for p in unit.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+def _check_unit(name: str, unit: torch.nn.Module, placed: Collection[torch.Tensor]) -> None:
+    """Raise ConfigError where FSDP2 could not train what it is to cut of a unit: all but what is `placed`."""
+    beside = {id(tensor) for tensor in placed}
+    trained = [p for p in unit.parameters() if p.requires_grad and not isinstance(p, DTensor) and id(p) not in beside]
     what = None
     if any(not parameter.ndim for parameter in trained):
         what = "has a trained number that cannot be cut"

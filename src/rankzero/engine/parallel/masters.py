@@ -7,13 +7,14 @@ products, as in a model that is spread. Gradients are rounded as they come out o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatch
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from peft import PeftModel
+
+from rankzero.model.load import kept_in_float32
 
 
 def copies_in(model: Any, dtype: torch.dtype) -> torch.dtype:
@@ -27,13 +28,16 @@ def copies_in(model: Any, dtype: torch.dtype) -> torch.dtype:
 class Masters:
     """Weights by name, those that have copies in float32 and the others as they are."""
 
-    def __init__(self, computed: Mapping[str, torch.nn.Parameter], dtype: torch.dtype) -> None:
-        """Those of `computed` that are float32 become `dtype`, in place, and have a master each."""
+    def __init__(
+        self, computed: Mapping[str, torch.nn.Parameter], dtype: torch.dtype, *, stay: Collection[str] = ()
+    ) -> None:
+        """Those of `computed` that are float32 become `dtype`, in place, and have a master each; but not those whose
+        names are in `stay`."""
         self.weights = dict(computed)
         self.computed: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         """What is computed with, by its master."""
         for name, weight in computed.items():
-            if weight.dtype is torch.float32 and dtype is not torch.float32:
+            if weight.dtype is torch.float32 and dtype is not torch.float32 and name not in stay:
                 master = torch.nn.Parameter(weight.data)
                 weight.data = weight.data.to(dtype)
                 weight.register_post_accumulate_grad_hook(partial(_take_gradient, master))  # type: ignore[no-untyped-call]
@@ -53,14 +57,12 @@ class Frozen:
     def __init__(self, module: Any, dtype: torch.dtype) -> None:
         """Float32 ones of `module` become `dtype`, in place; what its architecture keeps in float32 stays. `dtype` is
         what `copies_in` says."""
-        stay = module._get_dtype_plan(dtype) if dtype is not torch.float32 else ()
+        stay = kept_in_float32(module, dtype)
         self.whole: dict[str, torch.Tensor] = {}
         """What rounding has changed, by name and on the CPU: results have it as it was."""
         self._rounded = {}
         for name, weight in module.named_parameters() if dtype is not torch.float32 else ():
-            if weight.requires_grad or weight.dtype is not torch.float32:
-                continue
-            if any(fnmatch(name, f"*{pattern}*") for pattern in stay):
+            if weight.requires_grad or weight.dtype is not torch.float32 or name in stay:
                 continue
             rounded = weight.data.to(dtype)
             if not torch.equal(rounded.float(), weight.data):

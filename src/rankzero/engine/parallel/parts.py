@@ -83,6 +83,22 @@ class Cut:
         return any(tensor.device_mesh == mesh for mesh in self._meshes.values())
 
 
+class Uncut:
+    """Stands for a `Cut` where every rank has all of a tensor."""
+
+    def __init__(self, copies: int) -> None:
+        self.copies = copies
+
+    def mine(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole
+
+    def begin(self, shape: torch.Size) -> int:
+        return 0
+
+    def spread(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        return part
+
+
 def cut_of(tensor: DTensor, cuts: Iterable[Cut]) -> Cut:
     """The one of `cuts` that a tensor is of."""
     return next(cut for cut in cuts if cut.has_cut(tensor))

@@ -21,6 +21,7 @@ from rankzero.engine.parallel.formats import (
 )
 from rankzero.engine.parallel.half_sums import HalfSums
 from rankzero.engine.parallel.masters import Frozen, Masters, copies_in
+from rankzero.model.load import kept_in_float32
 from rankzero.model.weights import file_layout
 from rankzero.spec.run_spec import RunSpec, Sharding
 
@@ -49,7 +50,8 @@ class Replicated:
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._world = world
         broadcast_parameters(trained.values())
-        self._masters, self._frozen = Masters(trained, dtype), Frozen(module, dtype)
+        self._masters = Masters(trained, dtype, stay=kept_in_float32(module, dtype))
+        self._frozen = Frozen(module, dtype)
         self._parameters = self._masters.weights
         self._add_up_passes()
         self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)
