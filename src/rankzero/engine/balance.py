@@ -16,7 +16,7 @@ import torch
 
 from rankzero.data.batches.collators.text import MicroBatch
 from rankzero.engine.distributed import gather_objects, sum_over_ranks
-from rankzero.model.routers import ASKING, Routers, balance_loss, loads
+from rankzero.model.routers import ASKING, Routers, Routing, balance_loss, loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,10 @@ class Balance:
     def __init__(self, routers: Routers, coefficient: float, device: torch.device) -> None:
         """A `coefficient` of 0 costs nothing: experts' loads are those of the passes that train."""
         self._routers, self._coefficient, self._device = routers, coefficient, device
-        self._shape: tuple[int, int] | None = None
-        self._visits: list[torch.Tensor] = []
-        self._visits_LE: torch.Tensor | None = None
+        self._shape: tuple[int, ...] | None = None
+        self._counts: list[torch.Tensor] = []
+        """Of each pass of this rank: visits, and what the loss takes for them."""
+        self._counts_2LE: torch.Tensor | None = None
         self._known_of: int | None = None
         self.loss_so_far = torch.zeros((), device=device)
         """This rank's share of the step's loss, without its coefficient."""
@@ -53,39 +54,42 @@ class Balance:
     def begin(self, step: int, passes: Iterable[MicroBatch], forward: Callable[[MicroBatch], object]) -> None:
         """The step after `step` finished ones begins, of these passes. A collective where there is a coefficient, but
         not where one rank begins the step again, in smaller passes: of the whole batch it knows the visits by then."""
-        self._visits = []
+        self._counts = []
         self.loss_so_far = torch.zeros((), device=self._device)
         if not self._coefficient or self._known_of == step:
             return
-        self._visits_LE = None
+        self._counts_2LE = None
         with torch.no_grad(), same_draws_again(self._device):
             for batch in passes:
                 forward(without_targets(asking(batch)))
-                self._visits.append(self._routers.routing(batch.own_BT).visits_LE)
-        self._visits_LE = self._all_visits()
+                self._count(self._routers.routing(batch.own_BT))
+        self._counts_2LE = self._all_counts()
         self._known_of = step
 
     def loss(self, batch: MicroBatch) -> torch.Tensor | float:
         """What the pass that the model has just computed adds to the step's loss."""
         routing = self._routers.routing(batch.own_BT)
-        if self._visits_LE is None:
-            self._visits.append(routing.visits_LE)
+        if self._counts_2LE is None:
+            self._count(routing)
             return 0.0
-        loss = balance_loss(self._visits_LE, routing.probabilities_E, self._routers.visited)
+        loss = balance_loss(self._counts_2LE[1], routing.probabilities_E, self._routers.visited)
         self.loss_so_far += loss.detach()
         return self._coefficient * loss
 
     def result(self, loss: float) -> RouterResult:
         """Of the step; `loss` is `loss_so_far` of all ranks. A collective where there is no coefficient."""
-        visits_LE = self._all_visits() if self._visits_LE is None else self._visits_LE
-        return RouterResult(loads(visits_LE).cpu(), loss if self._coefficient else None)
+        counts_2LE = self._all_counts() if self._counts_2LE is None else self._counts_2LE
+        return RouterResult(loads(counts_2LE[0]).cpu(), loss if self._coefficient else None)
 
-    def _all_visits(self) -> torch.Tensor:
+    def _count(self, routing: Routing) -> None:
+        self._counts.append(torch.stack([routing.visits_LE, routing.likeliest_LE]))
+
+    def _all_counts(self) -> torch.Tensor:
         """Of all ranks. One without rows has to be told once how many experts there are."""
         if self._shape is None:
-            seen = tuple(self._visits[0].shape) if self._visits else None
+            seen = tuple(self._counts[0].shape) if self._counts else None
             self._shape = next(shape for shape in gather_objects(seen) if shape is not None)
-        own = torch.stack(self._visits).sum(dim=0) if self._visits else torch.zeros(self._shape, device=self._device)
+        own = torch.stack(self._counts).sum(dim=0) if self._counts else torch.zeros(self._shape, device=self._device)
         return sum_over_ranks(own)
 
 

@@ -6,10 +6,14 @@ over the layers together:
 
     E · sum_i f_i · P_i
 
-E experts; f_i = visits of expert i for each token and layer, which has no gradient; P_i = the mean of the router's
-probability for it. Where tokens spread evenly it is the number of experts that a token visits, which is its least
-value. transformers takes f and P of one forward pass. Here they are of a whole global batch: since f is a constant, the
-passes' shares of P add up, whatever the passes are.
+E experts; f_i = how often expert i is among the likeliest ones of a token and layer, which has no gradient; P_i = the
+mean of the router's probability for it. Where tokens spread evenly it is the number of experts that a token visits,
+which is its least value. transformers takes f and P of one forward pass. Here they are of a whole global batch: since f
+is a constant, the passes' shares of P add up, whatever the passes are.
+
+Most routers send a token to its likeliest experts, of the softmax of their logits. One that adds a bias, takes sigmoids
+or chooses groups first sends it elsewhere (MiniMax M2, Ernie 4.5): the loss is as said for those too, as transformers
+has it, and which experts were visited is what the router itself says.
 """
 
 from __future__ import annotations
@@ -85,6 +89,8 @@ class Routing:
 
     visits_LE: torch.Tensor
     """Tokens that visited each expert of each layer; no gradient."""
+    likeliest_LE: torch.Tensor
+    """Tokens among whose likeliest experts each was, which the loss takes for visits."""
     probabilities_E: torch.Tensor
     """The routers' probabilities, summed over tokens and layers, in float32."""
 
@@ -100,34 +106,64 @@ class Routers:
             raise TypeError(f"{type(model).__name__} does not say how many experts a token visits")
         self.visited = visited
         self._heard: tuple[torch.Tensor, ...] = ()
-        model.get_decoder().register_forward_hook(self._hear)
+        self._chosen: list[torch.Tensor] = []
+        self._listens = False
+        decoder = model.get_decoder()
+        decoder.register_forward_pre_hook(self._begin)
+        decoder.register_forward_hook(self._hear)
+        for module in _that_say_logits(decoder):
+            module.register_forward_hook(self._hear_chosen)
+
+    def _begin(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        self._heard, self._chosen, self._listens = (), [], True
 
     def _hear(self, _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        self._heard = getattr(output, "router_logits", None) or ()
+        self._heard, self._listens = getattr(output, "router_logits", None) or (), False
+
+    def _hear_chosen(self, _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        """Of (logits, weights, numbers of experts). A layer that is computed again for its gradients is not heard."""
+        if self._listens and isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point():
+            self._chosen.append(output[2])
 
     def routing(self, own_BT: torch.Tensor) -> Routing:
         """Of the last pass; tokens where `own_BT` is false are left out. Raises ConfigError where nothing was heard."""
-        logits, self._heard = self._heard, ()
+        (logits, self._heard), (chosen, self._chosen) = (self._heard, ()), (self._chosen, [])
         if not logits:
             what = "this model's layers do not say what its routers do"
             hint = "take model.kernels: none, or leave router out of train.parts"
             raise ConfigError(what, where=_WHERE, hint=hint)
         own_T = own_BT.reshape(-1).float()
-        visits, probabilities = [], []
+        likeliest, probabilities = [], []
         for layer in logits:
             shares_TE = torch.softmax(layer.reshape(-1, layer.shape[-1]).float(), dim=-1)
-            chosen = shares_TE.detach().topk(self.visited, dim=-1).indices
-            none_E = torch.zeros(shares_TE.shape[-1], device=shares_TE.device)
-            visits.append(none_E.scatter_add(0, chosen.reshape(-1), own_T.repeat_interleave(self.visited)))
+            first_TK = shares_TE.detach().topk(self.visited, dim=-1).indices
+            likeliest.append(_counted(first_TK, own_T, shares_TE.shape[-1]))
             probabilities.append((shares_TE * own_T[:, None]).sum(dim=0))
-        return Routing(torch.stack(visits), torch.stack(probabilities).sum(dim=0))
+        visits = likeliest
+        if len(chosen) == len(logits):  # others do not say it
+            visits = [_counted(c, own_T, layer.shape[-1]) for c, layer in zip(chosen, logits, strict=True)]
+        return Routing(torch.stack(visits), torch.stack(likeliest), torch.stack(probabilities).sum(dim=0))
 
 
-def balance_loss(visits_LE: torch.Tensor, probabilities_E: torch.Tensor, visited: int) -> torch.Tensor:
-    """E · sum_i f_i · P_i with f of all tokens that `visits_LE` counts, and those tokens' share of P that is in
+def _that_say_logits(decoder: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules whose logits transformers tells of, where it takes them from what a router itself returns."""
+    recorders: Mapping[str, Any] = getattr(decoder, "_can_record_outputs", None) or {}
+    kind = getattr(recorders.get("router_logits"), "target_class", None)
+    return [] if kind is None else [module for module in decoder.modules() if isinstance(module, kind)]
+
+
+def _counted(experts: torch.Tensor, own_T: torch.Tensor, among: int) -> torch.Tensor:
+    """How many tokens name each expert; a number beyond them stands for none."""
+    none = torch.zeros(among + 1, device=own_T.device)
+    named_TK = experts.reshape(len(own_T), -1).clamp(max=among)
+    return none.scatter_add(0, named_TK.reshape(-1), own_T.repeat_interleave(named_TK.shape[1]))[:among]
+
+
+def balance_loss(likeliest_LE: torch.Tensor, probabilities_E: torch.Tensor, visited: int) -> torch.Tensor:
+    """E · sum_i f_i · P_i with f of all tokens that `likeliest_LE` counts, and those tokens' share of P that is in
     `probabilities_E`: the shares of passes add up to the whole."""
-    tokens = visits_LE.sum() / visited  # times layers
-    share_E = (visits_LE.sum(dim=0) / tokens / tokens).to(probabilities_E)
+    tokens = likeliest_LE.sum() / visited  # times layers
+    share_E = (likeliest_LE.sum(dim=0) / tokens / tokens).to(probabilities_E)
     return len(share_E) * (share_E * probabilities_E).sum()
 
 

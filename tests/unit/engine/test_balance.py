@@ -28,6 +28,7 @@ from rankzero.errors import ConfigError
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.load import meta_model
 from rankzero.model.parts import freeze_to
+from rankzero.model.recomputing import recompute_blocks
 from rankzero.model.routers import Routers, balance_coefficient, has_balance_loss
 from rankzero.spec.run_spec import ModelSpec
 from tests.support import tiny_configs
@@ -202,6 +203,47 @@ def test_padding_and_idle_passes_count_for_nothing() -> None:
     assert visits_LE.sum(dim=1).tolist() == [2 * tokens] * 2
     assert batch.computed > tokens, "there is padding"
     torch.testing.assert_close(result.routers.loads_LE, visits_LE / (2 * tokens / 4))
+
+
+def minimax_m2() -> Any:
+    """Whose routers take sigmoids and add a bias to choose, which sends all tokens to the last two experts."""
+    from transformers import MiniMaxM2Config, MiniMaxM2ForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 16, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    config = MiniMaxM2Config(**sizes, **heads, num_local_experts=4, num_experts_per_tok=2, use_cache=False)
+    torch.manual_seed(0)
+    model = MiniMaxM2ForCausalLM(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.tensor([0.0, 0.0, 5.0, 5.0]))
+    freeze_to(model, frozenset({"language", "experts", "router"}))
+    return model
+
+
+@pytest.mark.parametrize("recomputing", [False, True])
+def test_visits_are_those_that_happened(recomputing: bool) -> None:
+    """The loss is the one that transformers computes, which knows nothing of a bias."""
+    model = minimax_m2()
+    wanted, expected = reference(model)
+    if recomputing:
+        recompute_blocks(model)
+    for coefficient in (COEFFICIENT, 0.0):
+        result = step(model, max_tokens=8, coefficient=coefficient).routers
+        assert result is not None and result.loads_LE.tolist() == [[0.0, 0.0, 2.0, 2.0]] * 2
+        if coefficient:
+            assert result.loss == pytest.approx(wanted, rel=1e-5)
+            same(gradients(model), expected)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_most_routers_send_a_token_to_its_likeliest_experts(name: str) -> None:
+    model = tiny_mixture(name)
+    routers, batch = Routers(model), batches(ROWS).collate(np.arange(len(ROWS)), torch.device("cpu"))
+    model(**batch.inputs, output_router_logits=True)
+    assert len(routers._chosen) == 2, "each layer has said whom it chose"
+    routing = routers.routing(batch.own_BT)
+    assert torch.equal(routing.visits_LE, routing.likeliest_LE)
 
 
 def test_without_a_coefficient_nothing_is_added_and_loads_are_told() -> None:
