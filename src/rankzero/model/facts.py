@@ -113,13 +113,18 @@ class ModelFacts:
     """Weights of a head that every pass copies: with trained rows in it, or rounded for products."""
     keeps_reference: bool = False
     """Whether trained weights lie there as they were before training, too (engine/reference_weights.py)."""
+    kept_frozen: int = 0
+    """Weights that are float32 whatever the rest is computed in, in a full fine-tune; FSDP2 leaves those uncut."""
+    kept_trained: int = 0
+    """Those of them that are trained."""
     head_alone: bool = True
     """Whether nothing behind the decoder has weights but the head: no copy of it (`lora.modules_to_save`) above all."""
 
     @property
     def float32_masters(self) -> bool:
         """Whether trained weights have more bytes than they are computed with."""
-        return self.trained_bytes > self.trainable * self.compute_bytes
+        computed = self.trainable * self.compute_bytes + self.kept_trained * (4 - self.compute_bytes)
+        return self.trained_bytes > computed
 
     @property
     def stream_bytes(self) -> int:

@@ -23,6 +23,7 @@ from rankzero.model.facts import (
     adapted_bytes,
 )
 from rankzero.model.layer_widths import head_width, heads_of, widest_layer
+from rankzero.model.load import kept_in_float32
 from rankzero.model.lora import parameter_counts
 from rankzero.model.norms import is_rms_norm
 from rankzero.model.parts import blocks, inside, part_finder
@@ -54,6 +55,8 @@ def model_facts(
     text_names = [name for name in names if part_of(name) in ("language", "experts")]
     packed_bytes = PACKED_BYTES[quantization]
     sizes: dict[str, int] = dict.fromkeys(names, 0)
+    kept = frozenset[str]() if adapters else kept_in_float32(base, dtype)
+    kept_weights = {False: 0, True: 0}
     frozen = trained = root = 0
     unpacked = {"experts": 0, "rest": 0}
     experts: list[tuple[int, int, bool]] = []
@@ -71,6 +74,7 @@ def model_facts(
             unpacked[of] = max(unpacked[of], parameter.numel() * compute)
         if part_of(name) == "experts" and "lora_" not in name:
             experts.append((parameter.numel(), held, parameter.requires_grad))
+        kept_weights[parameter.requires_grad] += parameter.numel() if name in kept else 0
         frozen += 0 if parameter.requires_grad else held
         trained += held if parameter.requires_grad else 0
         computed = held if adapters else parameter.numel() * compute
@@ -103,6 +107,8 @@ def model_facts(
         behind=0 if tail is None else sum(weight.numel() for weight in tail.trained()),
         head_copied=0 if use == "classifies" else _copied_head(shape, compute),
         head_alone=tail is not None and tail.head_alone,
+        kept_frozen=kept_weights[False],
+        kept_trained=kept_weights[True],
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
         idle=_idle(config.get_text_config(), sum(weights for weights, _, _ in experts)),
         experts=_experts(experts, unpacked["rest"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +24,12 @@ from transformers import (
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.model.facts import Blocks, ModelFacts
 from rankzero.model.fused_lora import fuse_adapters
+from rankzero.model.load import empty_model
 from rankzero.model.memory import block_bytes, pass_bytes
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.parts import freeze_to
+from rankzero.model.shapes import model_facts
+from rankzero.spec.run_spec import ModelSpec, RunSpec
+from tests.support.architectures import save
 from tests.support.memory import (
     ADAPTERS,
     BF16,
@@ -71,6 +76,21 @@ def test_facts_of_llama_8b_are_those_by_hand() -> None:
     assert (trained.total, trained.trainable, trained.frozen_bytes, trained.trained_bytes) == (N, N, 0, 4 * N)
     assert trained.block_bytes == 2 * (BLOCK_LINEAR + 2 * H)  # it is gathered in bfloat16
     assert llama_8b(full(master_weights="kahan")).trained_bytes == 2 * N
+
+
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
+def test_what_an_architecture_keeps_in_float32_is_counted(held: torch.dtype, tmp_path: Path) -> None:
+    """A router of two blocks has 8 experts, and a bias that is not trained."""
+    save("ernie4_5_moe", tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    for parts, trained in ((("language", "experts"), 0), (("language", "router"), 8 * 64)):
+        shape = empty_model(ModelSpec(name="tiny"), config, held)
+        freeze_to(shape, frozenset(parts))
+        facts = model_facts(shape, config, torch.bfloat16, quantization="none", use="writes")
+        assert (facts.kept_frozen, facts.kept_trained) == (8 * 64 + 8 - trained, trained)
+        assert facts.float32_masters is (held is torch.float32)
+    rounded = model_facts(shape, config, torch.float32, quantization="none", use="writes")
+    assert (rounded.kept_frozen, rounded.kept_trained) == (0, 0)
 
 
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "vocab_size": 64}

@@ -123,6 +123,17 @@ def test_a_reference_lies_beside_what_is_computed_with(sharding: Any, train: Any
     assert beside - without == more
 
 
+@pytest.mark.parametrize(("offload", "more"), [("none", 7 / 8), ("all", 1.0)])
+def test_what_is_kept_in_float32_is_whole_on_each_device(offload: str, more: float) -> None:
+    spec = full(sharding="fsdp", offload=offload)
+    facts = llama_8b(spec)
+    kept = replace(facts, kept_frozen=1000, kept_trained=100)
+    added = more * (4 * 1100 + 4 * 100 + 8 * 100)
+    wanted = state_bytes(spec.train, facts, "fsdp", 8) + added
+    assert state_bytes(spec.train, kept, "fsdp", 8) == pytest.approx(wanted, abs=1)
+    assert state_bytes(spec.train, kept, "ddp", 8) == state_bytes(spec.train, facts, "ddp", 8)
+
+
 def test_offloading_frees_nothing_where_the_device_is_the_machine() -> None:
     spec = full(sharding="fsdp", offload="all")
     assert state_bytes(spec.train, llama_8b(spec), "fsdp", 8, offload=False) == (4 + 4 + 8) * N / 8 + WHOLE
