@@ -114,7 +114,8 @@ class ModelFacts:
     keeps_reference: bool = False
     """Whether trained weights lie there as they were before training, too (engine/reference_weights.py)."""
     kept_frozen: int = 0
-    """Weights that are float32 whatever the rest is computed in, in a full fine-tune; FSDP2 leaves those uncut."""
+    """Weights that are float32 where the rest is computed with in bfloat16, in a full fine-tune; FSDP2 leaves those
+    uncut."""
     kept_trained: int = 0
     """Those of them that are trained."""
     head_alone: bool = True

@@ -55,7 +55,8 @@ def model_facts(
     text_names = [name for name in names if part_of(name) in ("language", "experts")]
     packed_bytes = PACKED_BYTES[quantization]
     sizes: dict[str, int] = dict.fromkeys(names, 0)
-    kept = frozenset[str]() if adapters else kept_in_float32(base, dtype)
+    # Adapters and float16 compute by autocast, which rounds what is float32.
+    kept = frozenset[str]() if adapters or dtype is torch.float16 else kept_in_float32(base, dtype)
     kept_weights = {False: 0, True: 0}
     frozen = trained = root = 0
     unpacked = {"experts": 0, "rest": 0}

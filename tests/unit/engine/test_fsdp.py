@@ -301,6 +301,16 @@ def what_an_architecture_keeps_in_float32_every_rank_has_whole(world: World, _ro
             assert torch.equal(main, parameter)
 
 
+def in_float16_nothing_lies_whole(world: World, _root: Path) -> None:
+    """Not even T5's `wo`, which transformers has in float32 beside float16: autocast rounds it there, whole or cut."""
+    from transformers import T5Config, T5ForSequenceClassification
+
+    sizes = {"vocab_size": 67, "d_model": 20, "d_kv": 8, "d_ff": 31, "num_layers": 1, "num_heads": 2}
+    model = T5ForSequenceClassification(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).train()
+    module = spread(model, world, dtype=torch.float16).module
+    assert not [name for name, p in module.named_parameters() if not isinstance(p, DTensor)]
+
+
 def what_is_kept_in_float32_is_saved_once_and_read_from_parts_too(world: World, root: Path) -> None:
     """As older versions have saved it."""
     for parts in ROUTERS:
@@ -404,6 +414,7 @@ CHECKS = (
     small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,
     a_pass_in_bfloat16_is_a_replicas,
     what_an_architecture_keeps_in_float32_every_rank_has_whole,
+    in_float16_nothing_lies_whole,
     what_is_kept_in_float32_is_saved_once_and_read_from_parts_too,
     what_two_ranks_saved_goes_to_any_number,
 )

@@ -89,8 +89,9 @@ def test_what_an_architecture_keeps_in_float32_is_counted(held: torch.dtype, tmp
         facts = model_facts(shape, config, torch.bfloat16, quantization="none", use="writes")
         assert (facts.kept_frozen, facts.kept_trained) == (8 * 64 + 8 - trained, trained)
         assert facts.float32_masters is (held is torch.float32)
-    rounded = model_facts(shape, config, torch.float32, quantization="none", use="writes")
-    assert (rounded.kept_frozen, rounded.kept_trained) == (0, 0)
+    for dtype in (torch.float32, torch.float16):
+        others = model_facts(shape, config, dtype, quantization="none", use="writes")
+        assert (others.kept_frozen, others.kept_trained) == (0, 0)
 
 
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "vocab_size": 64}

@@ -42,6 +42,7 @@ from rankzero.engine.parallel.formats import (
     whole_on_main,
 )
 from rankzero.engine.parallel.half_sums import HalfSums
+from rankzero.engine.parallel.masters import copies_in
 from rankzero.engine.parallel.parts import Cut, Uncut, cut_of, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main, tensors
 from rankzero.errors import ConfigError
@@ -80,7 +81,7 @@ class Fsdp:
         size = spec.train.expert_parallel
         group = self._group = ExpertGroup(world, device, size) if size > 1 else None
         self._cuts = (self._cut,) if group is None else (self._cut, group.cut)
-        kept = kept_in_float32(module, dtype)
+        kept = kept_in_float32(module, copies_in(module, dtype))
         self._own = wrap(module, self._cut, spec, world, dtype, group, kept)
         if self._adapters:  # which call the model inside for each token, past the weights that are in no block
             register_fsdp_forward_method(module, "generate")
