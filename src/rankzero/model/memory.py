@@ -207,14 +207,14 @@ def state_parts(
         gradients = 0.0 if section.within is None or facts.adapters else 4.0 * facts.trainable / world_size
     if kept_off == "all":
         weights = 0.0
-    # What is kept in float32 each process has whole, on its device.
+    # What is kept in float32 each process has whole, on its device, and what that is compared with as well.
     uncut = (1.0 if kept_off == "all" else 1 - 1 / world_size) if section.cut_by_block else 0.0
     whole = 0.0 if section.whole_weights else _whole_bytes(facts)
     buckets = DEEPSPEED_BUCKETS if section.buckets else 0.0
     return {
         "weights": weights + uncut * 4 * (facts.kept_frozen + facts.kept_trained),
         "copies": copies,
-        "reference": reference,
+        "reference": reference + (uncut * 4 * facts.kept_trained if facts.keeps_reference else 0),
         "gradients": gradients + uncut * 4 * facts.kept_trained,
         "optimizer": optimizer + uncut * 8 * facts.kept_trained,
         "gathered": whole,

@@ -20,6 +20,7 @@ from rankzero.model.memory import (
     pass_parts,
     plan_memory,
     state_bytes,
+    state_parts,
 )
 from rankzero.spec.run_spec import RunSpec
 from tests.support.memory import (
@@ -121,6 +122,16 @@ def test_a_reference_lies_beside_what_is_computed_with(sharding: Any, train: Any
         state_bytes(spec.train, replace(facts, keeps_reference=kept), sharding, 8) for kept in (False, True)
     )
     assert beside - without == more
+
+
+@pytest.mark.parametrize(("sharding", "more"), [("ddp", 0), ("fsdp", 4 * 800 * 7 / 8), ("hsdp", 4 * 800 * 7 / 8)])
+def test_a_reference_of_what_is_kept_in_float32_is_whole_too(sharding: Any, more: float) -> None:
+    spec = full()
+    facts = replace(llama_8b(spec), keeps_reference=True)
+    cut, kept = (
+        state_parts(spec.train, of, sharding, 8)["reference"] for of in (facts, replace(facts, kept_trained=800))
+    )
+    assert kept - cut == more
 
 
 @pytest.mark.parametrize(("offload", "more"), [("none", 7 / 8), ("all", 1.0)])
