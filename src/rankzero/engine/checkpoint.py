@@ -31,7 +31,7 @@ from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import stage_name, storage_errors, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.tasks import becomes_best, is_better
+from rankzero.spec.tasks import becomes_best, makes_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tup
     if position.eval_first is None:
         position = replace(position, eval_first=metrics, eval_first_step=position.step)
     best = becomes_best(metric, metrics, position.best)
-    progress = is_better(metric, metrics[metric], (position.best or {}).get(metric))
+    progress = makes_progress(metric, metrics, position.best)
     return (
         replace(
             position,

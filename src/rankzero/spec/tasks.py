@@ -121,15 +121,20 @@ def is_better(metric: str, value: float, than: float | None) -> bool:
     return value > than if metric in HIGHER_IS_BETTER else value < than
 
 
-def becomes_best(metric: str, later: Mapping[str, float], best: Mapping[str, float] | None) -> bool:
-    """Whether a later evaluation takes the place of the best one so far: by the metric; where that is the same, by the
-    lower eval_loss; where that is the same too, because it is later and so of a model that has seen more. Whatever it
-    has scored, an evaluation whose eval_loss is not finite is never the best; older versions kept such ones."""
+def makes_progress(metric: str, later: Mapping[str, float], best: Mapping[str, float] | None) -> bool:
+    """Whether a later evaluation is better than the best one so far by the metric. Whatever it has scored, one whose
+    eval_loss is not finite is none, and a best of that kind, which older versions kept, is no best."""
     if not math.isfinite(later["eval_loss"]):
         return False
-    if best is None or not math.isfinite(best["eval_loss"]):
-        return is_better(metric, later[metric], None)
-    score, than = later[metric], best.get(metric)
-    if score != than or not math.isfinite(score):
-        return is_better(metric, score, than)
-    return later["eval_loss"] <= best["eval_loss"]
+    than = best.get(metric) if best is not None and math.isfinite(best["eval_loss"]) else None
+    return is_better(metric, later[metric], than)
+
+
+def becomes_best(metric: str, later: Mapping[str, float], best: Mapping[str, float] | None) -> bool:
+    """Whether a later evaluation takes the place of the best one so far: where it makes progress; where the metric is
+    the same, by the lower eval_loss; where that is the same too, because it is later and so of a model that has seen
+    more."""
+    if best is None or makes_progress(metric, later, best):
+        return makes_progress(metric, later, best)
+    same = later[metric] == best.get(metric) and math.isfinite(later[metric])
+    return same and math.isfinite(later["eval_loss"]) and later["eval_loss"] <= best["eval_loss"]

@@ -224,6 +224,16 @@ def test_patience_counts_what_is_no_longer_kept() -> None:
     assert judged_again(position, {}, (6, 8), "accuracy").best_step is None
 
 
+def test_patience_counts_no_evaluation_that_scores_nothing() -> None:
+    """Whatever older versions wrote beside a loss that is NaN."""
+    broken, before = {"eval_loss": math.nan, "accuracy": 0.9}, {"eval_loss": 1.0, "accuracy": 0.5}
+    position = Position(step=4, best=broken, best_step=4, evals_since_best=2, eval_first=before, eval_first_step=2)
+    after, best = with_eval(replace(position, step=6), {"eval_loss": 1.0, "accuracy": 0.7}, "accuracy")
+    assert best and (after.best_step, after.evals_since_best) == (6, 0)
+    found = judged_again(position, {2: before, 4: broken}, (2, 4), "accuracy")
+    assert (found.best_step, found.evals_since_best) == (2, 1)
+
+
 def test_a_finished_run_gets_another_result_by_another_metric(tmp_path: Path) -> None:
     spec = task_spec("classify", tmp_path, eval__every=2, checkpoint__every=2, checkpoint__keep=9)
     run_here(spec)

@@ -76,6 +76,7 @@ def test_better_is_lower_for_losses_and_higher_for_shares(
         ({"accuracy": 0.8, "eval_loss": math.nan}, {"accuracy": 0.8, "eval_loss": math.nan}, False),
         ({"accuracy": 0.9, "eval_loss": math.nan}, {"accuracy": 0.8, "eval_loss": 1.0}, False),
         ({"accuracy": 0.9, "eval_loss": math.inf}, None, False),
+        ({"accuracy": 0.8, "eval_loss": math.inf}, {"accuracy": 0.8, "eval_loss": math.inf}, False),
         ({"accuracy": 0.7, "eval_loss": 1.0}, {"accuracy": 0.8, "eval_loss": math.nan}, True),
         ({"accuracy": math.nan, "eval_loss": 1.0}, None, False),
         ({"accuracy": math.inf, "eval_loss": 1.0}, {"accuracy": math.inf, "eval_loss": 2.0}, False),
