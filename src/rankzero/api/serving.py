@@ -156,7 +156,20 @@ def _state_of(weights: Path, result: Result) -> str:
             facts += _files(base)
         elif result.base_is_given:
             facts.append(result.model.name)
+        facts += _used_with(result)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _used_with(result: Result) -> list[str]:
+    """What else decides what becomes of an adapter and its base: in how many bits that is; of a checkpoint, which has
+    no tokenizer of its own, also the template and the images' tokens."""
+    facts: list[str] = [result.model.quantization] if result.model.quantization != "none" else []
+    if not result.own_tokenizer:
+        template, limit = result.chat_template, result.image_max_tokens
+        if template is not None:
+            facts += _files(Path(template)) if os.path.isfile(template) else [template]
+        facts += [] if limit is None else [str(limit)]
+    return facts
 
 
 def _is_trained(base: Path, result: Result) -> bool:

@@ -18,7 +18,7 @@ from rankzero.run_dir.intact import WEIGHTS, verify_result
 from rankzero.run_dir.known import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from rankzero.run_dir.known import is_run
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
-from rankzero.run_dir.places import as_from_here, at_place, require_base, with_own_tokenizer
+from rankzero.run_dir.places import as_from_here, at_place, require_base
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
 from rankzero.spec.tasks import TASKS
@@ -179,7 +179,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
             base_is_given=base is not None,
             stop_ids=_stop_ids(path),
         )
-    spec = spec_of(of_run, to_use=True)
+    spec = _spec_for(of_run, path)
     model, labels = spec.model, _labels(path) or spec.data.labels
     if base is None:
         require_base(model, str(path), _gguf(path))
@@ -335,7 +335,7 @@ def _is_checkpoint(weights: Path) -> bool:
 
 def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:
     """As the run's result would be, had it ended there."""
-    spec = _spec_for(run, use)
+    spec = _spec_for(run, weights, use)
     return replace(
         as_it_was(spec),
         adapter=weights,
@@ -358,18 +358,20 @@ def _rendering(run: Path, spec: RunSpec) -> Rendering:
     return Rendering(template, spec.data.image_max_tokens, spec.data.chat_template_kwargs)
 
 
-def _spec_for(run: Path, use: ModelUse) -> RunSpec:
-    """A run's spec. Raises ConfigError where its result has another use."""
-    spec = spec_of(run, to_use=True)
+def _spec_for(run: Path, weights: Path, use: ModelUse | None = None) -> RunSpec:
+    """A run's spec as these weights of it are used. Raises ConfigError where they have another use than `use`."""
+    from rankzero.run_dir.as_trained import as_trained
+
+    spec = as_trained(_given(run), _about(weights), run)
     task = spec.task_section
-    if task.uses != use:
+    if use not in (None, task.uses):
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
     return spec
 
 
 def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
-    spec = _spec_for(run, use)
     final = run / FINAL
+    spec = _spec_for(run, final, use)
     if base:
         return replace(as_it_was(spec), trained_on=_trained_on(final))
     if not final.is_dir():
@@ -387,15 +389,17 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     )
 
 
-def spec_of(run: Path, *, to_use: bool = False) -> RunSpec:
-    """What a run was given, with its paths as they are from here. `to_use`: a tokenizer and a chat template that are
-    gone are those of the result, where it has them; what lies now as they lay may be others."""
+def spec_of(run: Path) -> RunSpec:
+    """What a run was given, with its paths as they are from here."""
+    return as_from_here(_given(run), run)
+
+
+def _given(run: Path) -> RunSpec:
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
 
     loaded = load_run_spec(run / "run.yaml", env={})
-    spec = absolute(loaded.spec, loaded.base)
-    return as_from_here(with_own_tokenizer(spec, run / FINAL) if to_use else spec, run)
+    return absolute(loaded.spec, loaded.base)
 
 
 def _of_adapter(directory: Path, base: str | None) -> Result:

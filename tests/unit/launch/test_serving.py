@@ -259,6 +259,34 @@ def test_a_state_of_a_model_has_a_place_of_its_own(tiny: Path, own_cache: Path, 
         plan_serving("some/model")
 
 
+def test_what_an_adapter_is_merged_by_has_a_place_of_its_own(
+    tiny: Path, tmp_path: Path, own_cache: Path, installed: None
+) -> None:
+    """The same adapter on the same base is another model where that is packed, or its texts are told otherwise."""
+    run, template = tmp_path / "run", tmp_path / "chat.jinja"
+    tiny_adapter(tiny, run / "checkpoints/step-1/model")
+    (run / "environment.json").write_text("{}")
+    template.write_text("{{ messages }}")
+    data = {"train": "rows.jsonl"}
+
+    def place(**spec: Any) -> Path:
+        value = {"name": "run", "model": {"name": str(tiny)}, "data": data, "lora": {}, **spec}
+        (run / "run.yaml").write_text(yaml.safe_dump(value))
+        return plan_serving(str(run / "checkpoints/step-1/model"), name="mine").server.model
+
+    first = place()
+    packed = place(model={"name": str(tiny), "quantization": "nf4"})
+    told = place(data={**data, "chat_template": str(template)})
+    template.write_text("{{ messages }}!")
+    others = [
+        packed,
+        told,
+        place(data={**data, "chat_template": str(template)}),
+        place(data={**data, "image_max_tokens": 9}),
+    ]
+    assert place() == first and len({first, *others}) == 5
+
+
 def test_two_servers_of_one_model_prepare_it_at_a_time(
     tiny: Path, tmp_path: Path, own_cache: Path, installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

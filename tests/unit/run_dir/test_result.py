@@ -11,7 +11,7 @@ import pytest
 
 from rankzero.errors import ConfigError
 from rankzero.run_dir.paths import TOKENIZER_FILES
-from rankzero.run_dir.result import TrainedOn, find_adapter, find_result, named_run, runs_in
+from rankzero.run_dir.result import Rendering, Result, TrainedOn, find_adapter, find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import close
@@ -220,6 +220,61 @@ class TestBesideASpec:
         adapter_in(run / "final", base="base")
         monkeypatch.chdir(run / "final")
         assert find_result(".", "writes").model.quantization == find_adapter(Path()).base.quantization == "nf4"
+
+
+class TestARunThatWentOn:
+    """With settings that were accepted: what it had saved before is used as its own manifest says, not as run.yaml."""
+
+    @staticmethod
+    def gone_on(root: Path, place: str, before: dict[str, Any]) -> Path:
+        data = {"train": "t", "chat_template": "later.jinja", "chat_template_kwargs": {"later": True}}
+        data |= {"image_max_tokens": 64, "max_length": 64}
+        model = {"name": "base", "quantization": "nf4", "trust_pickle": True, "dtype": "bfloat16"}
+        run = run_of(root, final=False, lora={}, model=model, data=data)
+        (run / "environment.json").write_text("{}")
+        was = {"name": "run", "model": {"name": "base"}, "data": {"train": "t", "max_length": 16}, "lora": {}, **before}
+        adapter = adapter_in(run / place, base="base")
+        return adapter_in(adapter if place == "final" else adapter.parent, base="base", spec=was)
+
+    @pytest.mark.parametrize("place", ["final", "checkpoints/step-5/model"])
+    def test_weights_are_used_as_they_were_trained(self, place: str, tmp_path: Path) -> None:
+        self.gone_on(tmp_path, place, {})
+        found, adapter = (find(tmp_path / "run" / place) for find in (as_writer, find_adapter))
+        assert found.model.quantization == adapter.base.quantization == "none"
+        assert (found.max_length, found.chat_template, found.image_max_tokens) == (16, None, None)
+        assert found.chat_template_kwargs == {}
+        rendering = adapter.rendering or Rendering(None, None, {})
+        assert (rendering.chat_template, rendering.image_max_tokens, rendering.chat_template_kwargs) == (None, None, {})
+        assert found.model.trust_pickle, "what is asked of this machine is said in run.yaml"
+        assert (found.model.name, found.model.dtype) == ("base", "bfloat16")
+
+    def test_the_model_before_training_is_asked_as_the_result_is(self, tmp_path: Path) -> None:
+        self.gone_on(tmp_path, "final", {})
+        found = find_result(str(tmp_path / "run"), "writes", base=True)
+        assert (found.model.quantization, found.chat_template, found.chat_template_kwargs) == ("none", None, {})
+
+    def test_a_template_is_where_run_yaml_says_that_it_is_now(self, tmp_path: Path) -> None:
+        was = {"train": "t", "chat_template": "/then/chat.jinja"}
+        self.gone_on(tmp_path, "checkpoints/step-5/model", {"data": was})
+        found = as_writer(tmp_path / "run/checkpoints/step-5/model")
+        assert found.chat_template == str(tmp_path / "run/later.jinja")
+
+    def test_a_template_that_run_yaml_no_longer_names(self, tmp_path: Path) -> None:
+        was = {"train": "t", "chat_template": str(tmp_path / "chat.jinja")}
+        run = run_of(tmp_path, final=False, lora={}, data={"train": "t", "chat_template": "plain"})
+        spec = {"name": "run", "model": {"name": "base"}, "data": was, "lora": {}}
+        adapter_in(run / "checkpoints/step-5", base="base", spec=spec)
+        adapter = adapter_in(run / "checkpoints/step-5/model", base="base")
+        assert as_writer(adapter).chat_template == str(tmp_path / "chat.jinja")
+
+    def test_a_manifest_of_a_version_with_other_fields_leaves_it_to_run_yaml(self, tmp_path: Path) -> None:
+        self.gone_on(tmp_path, "final", {"of another version": 1})
+        found = as_writer(tmp_path / "run")
+        assert (found.model.quantization, found.max_length) == ("nf4", 64)
+
+
+def as_writer(place: Path) -> Result:
+    return find_result(str(place), "writes")
 
 
 def test_an_adapter_alone_says_which_weights_it_belongs_to(tmp_path: Path) -> None:
