@@ -20,6 +20,8 @@ from rankzero.data.tokens.surroundings import surroundings
 from rankzero.engine.checkpoint import Position, evaluation_of
 from rankzero.engine.inputs import Inputs
 from rankzero.machine import cache_root
+from rankzero.model.load import meta_model
+from rankzero.model.parts import position_limit
 from rankzero.run_dir.card import Card, DataFile, hub_id, licence_of, read_samples
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.data_paths import parse_data_path
@@ -61,6 +63,7 @@ def result_card(
         own_code=model.trust_remote_code,
         served_apart=lora is not None and served_apart(adapter, spec.train.parts),
         labels=inputs.labels,
+        max_length=None if inputs.labels is None else _longest(spec, inputs),
         is_chat=inputs.tokenizer.chat_template is not None,
         ends_of_text=len(surroundings(inputs.tokenizer.backend_tokenizer).after),
         revision=model.revision,
@@ -73,6 +76,12 @@ def result_card(
         samples=read_samples(run_dir.samples, step),
         version=__version__,
     )
+
+
+def _longest(spec: RunSpec, inputs: Inputs) -> int:
+    """What longer texts were cut to."""
+    shape = meta_model(inputs.config, spec.model, spec.task_section.uses)
+    return min(spec.data.max_length, position_limit(shape) or spec.data.max_length)
 
 
 def _files(part: str, dataset: TokenizedDataset | Stream | None, spec: RunSpec) -> list[DataFile]:

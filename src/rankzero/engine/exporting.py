@@ -16,7 +16,8 @@ from rankzero.model.load import settled_libraries
 from rankzero.model.merge import BaseWeights
 from rankzero.model.weights import copy_in_shards, library_errors, staged_for
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name
-from rankzero.run_dir.result import TEMPLATE_KWARGS, Adapter
+from rankzero.run_dir.of_weights import MAX_LENGTH, TEMPLATE_KWARGS, max_length_of
+from rankzero.run_dir.result import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,9 @@ def _kept(place: Path) -> dict[str, Any]:
     if not (place / MANIFEST).is_file():
         return {}
     manifest = read_manifest(place)
-    return {name: manifest[name] for name in ("card", "labels", "merged", TEMPLATE_KWARGS) if name in manifest}
+    kept = {name: manifest[name] for name in ("card", "labels", "merged", TEMPLATE_KWARGS) if name in manifest}
+    longest = max_length_of(place)
+    return kept if longest is None else {**kept, MAX_LENGTH: longest}
 
 
 def _counted(directory: Path, said: tuple[str, ...]) -> Exported:

@@ -54,7 +54,7 @@ def merge_adapter(
             output,
             base_weights=base_weights,
             labels=found.labels,
-            of_run=OfRun(rows, found.rendering, found.stop_ids),
+            of_run=OfRun(rows, found.rendering, found.stop_ids, found.max_length),
             card=card_of(found.directory),
             shard_bytes=shard_bytes,
         )

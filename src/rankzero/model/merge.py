@@ -36,7 +36,7 @@ from rankzero.model.load import (
     stored_dtype,
 )
 from rankzero.model.lora import CLASSIFIER, load_adapter, read_adapter_config
-from rankzero.model.parts import parameter_parts
+from rankzero.model.parts import parameter_parts, position_limit
 from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompts_for
 from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import ModelSource, locate
@@ -49,8 +49,9 @@ from rankzero.run_dir.atomic import (
     write_text,
 )
 from rankzero.run_dir.card import CARD, Card, card_text
+from rankzero.run_dir.of_weights import MAX_LENGTH, TEMPLATE_KWARGS
 from rankzero.run_dir.paths import MERGE, TOKENIZER_FILES, has_tokenizer
-from rankzero.run_dir.result import TEMPLATE_KWARGS, Rendering
+from rankzero.run_dir.result import Rendering
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import counted
 
@@ -119,6 +120,8 @@ class OfRun:
     """Of a checkpoint: what is written beside the model is then what the run would write beside a result."""
     stop_ids: Sequence[int] = ()
     """Of a checkpoint: the tokens that answers end with, as it says."""
+    max_length: int | None = None
+    """Longest text of a classifier, in tokens."""
 
 
 _NO_RUN = OfRun()
@@ -187,7 +190,9 @@ def merge(
             _copy_companions(places, staged, code=spec.trust_remote_code)
             if of_run.stop_ids:
                 name_stop_ids(staged, sorted({*stop_token_ids(plain, adapted.tokenizer), *of_run.stop_ids}))
-        head = None if adapted.head is None else ClassHead(None, adapted.head.pad_token_id)
+        head, longest = None, None
+        if adapted.head is not None:
+            head, longest = ClassHead(None, adapted.head.pad_token_id), _longest_text(plain, of_run.max_length)
         del model, plain, adapted
         gc.collect()
         found = _say_again(staged, spec, dtype, head, prompts)
@@ -210,8 +215,11 @@ def merge(
         meta: dict[str, Any] = {"merged": about}
         if of_run.rendering is not None:
             meta |= {TEMPLATE_KWARGS: dict(of_run.rendering.chat_template_kwargs)}
+        if longest is not None:
+            meta |= {MAX_LENGTH: longest}
         if card is not None:
-            merged = replace(card, form="merged", notes=(*card.notes, f"Merged: {done.in_words}."))
+            notes = (*card.notes, f"Merged: {done.in_words}.")
+            merged = replace(card, form="merged", notes=notes, max_length=longest or card.max_length)
             write_text(staged / CARD, card_text(merged))
             meta |= {"card": merged.to_json(), "labels": labels}
         commit_directory(staged, output, meta, replaces=False)
@@ -238,6 +246,10 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, render
     if is_quantised(model):
         unpack(model)
     return _Adapted(load_adapter(model, adapter), source, dtype, head, tokenizer, vision)
+
+
+def _longest_text(plain: Any, trained: int | None) -> int | None:
+    return None if trained is None else min(trained, position_limit(plain) or trained)
 
 
 def _prompts(adapted: _Adapted, rows: Sequence[Sequence[int]]) -> Prompts:

@@ -23,7 +23,7 @@ from rankzero.model.gguf import gguf_as_safetensors
 from rankzero.model.hub import WEIGHTS, snapshot
 from rankzero.model.own_code import modules_beside, modules_elsewhere
 from rankzero.run_dir.atomic import storage_errors
-from rankzero.run_dir.result import TrainedOn
+from rankzero.run_dir.of_weights import TrainedOn
 from rankzero.spec.diff import differ
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse

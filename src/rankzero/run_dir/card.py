@@ -90,6 +90,8 @@ class Card:
     served_apart: bool = True
     """Whether a server that takes adapters takes this one."""
     labels: tuple[str, ...] | None = None
+    max_length: int | None = None
+    """Longest text of a classifier, in tokens."""
     is_chat: bool = False
     revision: str | None = None
     """Of a base on the Hub."""
@@ -244,6 +246,7 @@ def _load(card: Card) -> list[str]:
         template_kwargs=card.chat_template_kwargs,
         ends_of_text=card.ends_of_text,
         own_code=card.own_code,
+        max_length=card.max_length,
     )
     rank = card.rank if card.served_apart else None
     lines = commands(result, base=card.base_id or "BASE", name=card.name, rank=rank)

@@ -42,7 +42,7 @@ _WRITE = """\
 reply = model.generate(**inputs, max_new_tokens=64)
 print({reader}.decode(reply[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 _CLASSIFY = """\
-inputs = tokenizer("a text", return_tensors="pt")
+inputs = tokenizer("a text", return_tensors="pt"{cut})
 with torch.inference_mode():
     print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
 
@@ -65,6 +65,8 @@ class Loading:
     """How many tokens the tokenizer puts behind a text."""
     own_code: bool = False
     """Whether the model's own has to be trusted."""
+    max_length: int | None = None
+    """Longest text of a classifier, in tokens; None: nothing says it."""
 
 
 def python(result: Loading) -> str:
@@ -100,7 +102,8 @@ def python(result: Loading) -> str:
     lines += ["model = PeftModel.from_pretrained(model, here)"] if adapter else []
     lines += ["model.eval()", ""]
     if kind == "classifier":
-        return "\n".join([*lines, _CLASSIFY])
+        cut = "" if result.max_length is None else f", truncation=True, max_length={result.max_length}"
+        return "\n".join([*lines, _CLASSIFY.format(cut=cut)])
     more = f", **{dict(result.template_kwargs)!r}" if result.template_kwargs else ""
     raw = "\n".join([_TEXT, *([_UNENDED.format(count=result.ends_of_text)] if result.ends_of_text else [])])
     question = _PICTURE.format(more=more) if kind == "vision" else _CHAT.format(more=more) if result.is_chat else raw

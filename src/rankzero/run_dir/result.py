@@ -17,11 +17,21 @@ from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.intact import WEIGHTS, verify_result
 from rankzero.run_dir.known import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from rankzero.run_dir.known import is_run
+from rankzero.run_dir.of_weights import (
+    TrainedOn,
+    about,
+    gguf_of,
+    labels_of,
+    max_length_of,
+    stop_ids_of,
+    template_kwargs_of,
+    trained_on_of,
+    words,
+)
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.run_dir.places import as_from_here, at_place, require_base
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
-from rankzero.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import ModelSpec, RunSpec
@@ -29,19 +39,8 @@ if TYPE_CHECKING:
 
 FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"
-TEMPLATE_KWARGS = "chat_template_kwargs"
-"""What the chat template was given: in a card, and in the manifest of a model that has none."""
 _NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedOn:
-    """The weights before training, by content, as the manifest of a result or of a checkpoint has them."""
-
-    fingerprint: str
-    own_code: ModelUse | None
-    """The use of which the model's own code is in it; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,8 @@ class Adapter:
     """Whether somebody named the base, wherever the adapter was trained."""
     stop_ids: tuple[int, ...] = ()
     """As `Result.stop_ids`."""
+    max_length: int | None = None
+    """Longest text of a classifier, in tokens; None: nothing says it."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -134,15 +135,15 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
         found = _of_adapter(directory, model) if run is None else _of_checkpoint(directory, run, use)
         return _with_base(found, model, target)
     require_target(target)
-    whole = _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
-    return replace(whole, chat_template_kwargs=_template_kwargs(directory))
+    whole = _untrained({"name": str(directory.absolute()) if directory.is_dir() else target}, directory)
+    return replace(whole, chat_template_kwargs=template_kwargs_of(directory))
 
 
 def _with_base(found: Result, base: str | None, target: str) -> Result:
     """The same with its base taken from another place, where one is named. Raises ConfigError where none is, and the
     base is not here, or its tokenizer."""
     if base is None:
-        require_base(found.model, target, None if found.adapter is None else _gguf(found.adapter))
+        require_base(found.model, target, None if found.adapter is None else gguf_of(found.adapter))
         return found
     return replace(found, model=at_place(found.model, base, target), base_is_given=True)
 
@@ -170,23 +171,34 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     if of_run is None:
         model = ModelSpec.model_validate(_base_of(path, base))
         if base is None:
-            require_base(model, str(path), _gguf(path))
+            require_base(model, str(path), gguf_of(path))
         return Adapter(
             path,
             model,
-            _labels(path),
-            trained_on=_trained_on(path),
+            labels_of(path),
+            trained_on=trained_on_of(path),
             base_is_given=base is not None,
-            stop_ids=_stop_ids(path),
+            stop_ids=stop_ids_of(path),
+            max_length=max_length_of(path),
         )
     spec = _spec_for(of_run, path)
-    model, labels = spec.model, _labels(path) or spec.data.labels
+    model, labels = spec.model, labels_of(path) or spec.data.labels
     if base is None:
-        require_base(model, str(path), _gguf(path))
+        require_base(model, str(path), gguf_of(path))
     else:
         model = at_place(model, base, str(path))
     rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
-    return Adapter(path, model, labels, of_run, rendering, _trained_on(path), base is not None, _stop_ids(path))
+    return Adapter(
+        path,
+        model,
+        labels,
+        of_run,
+        rendering,
+        trained_on_of(path),
+        base is not None,
+        stop_ids_of(path),
+        spec.data.max_length,
+    )
 
 
 def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
@@ -313,20 +325,11 @@ def _is_of(run: Path, saved: Path, weights: Path) -> bool:
         name, model = spec.get("name"), spec["model"]["name"]
     except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
         return True  # read again where it is used, which says what is wrong with it
-    by = _words(saved / MANIFEST).get("spec")
+    by = words(saved / MANIFEST).get("spec")
     if isinstance(by, dict) and isinstance(by.get("model"), dict):
         return (by.get("name"), by["model"].get("name")) == (name, model)
-    base = _words(weights / ADAPTER_CONFIG).get("base_model_name_or_path")
+    base = words(weights / ADAPTER_CONFIG).get("base_model_name_or_path")
     return base in (None, model, os.path.realpath(run / model)) or model.endswith(".gguf")  # whose files are elsewhere
-
-
-def _words(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_checkpoint(weights: Path) -> bool:
@@ -339,11 +342,11 @@ def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:
     return replace(
         as_it_was(spec),
         adapter=weights,
-        labels=_labels(weights) or spec.data.labels,
+        labels=labels_of(weights) or spec.data.labels,
         changed=verify_result(weights),
         chat_template=_rendering(run, spec).chat_template,
-        trained_on=_trained_on(weights),
-        stop_ids=_stop_ids(weights),
+        trained_on=trained_on_of(weights),
+        stop_ids=stop_ids_of(weights),
     )
 
 
@@ -362,7 +365,7 @@ def _spec_for(run: Path, weights: Path, use: ModelUse | None = None) -> RunSpec:
     """A run's spec as these weights of it are used. Raises ConfigError where they have another use than `use`."""
     from rankzero.run_dir.as_trained import as_trained
 
-    spec = as_trained(_given(run), _about(weights), run)
+    spec = as_trained(_given(run), about(weights), run)
     task = spec.task_section
     if use not in (None, task.uses):
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
@@ -373,7 +376,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     final = run / FINAL
     spec = _spec_for(run, final, use)
     if base:
-        return replace(as_it_was(spec), trained_on=_trained_on(final))
+        return replace(as_it_was(spec), trained_on=trained_on_of(final))
     if not final.is_dir():
         raise _no_result(run)
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
@@ -381,11 +384,11 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
         as_it_was(spec),
         model=spec.model.model_copy(update=weights),
         adapter=final if spec.lora else None,
-        labels=_labels(final) or spec.data.labels,
+        labels=labels_of(final) or spec.data.labels,
         changed=verify_result(final),
         chat_template=None,  # the tokenizer of the result carries the one that was trained with
         own_tokenizer=True,
-        trained_on=_trained_on(final) if spec.lora else None,
+        trained_on=trained_on_of(final) if spec.lora else None,
     )
 
 
@@ -405,15 +408,15 @@ def _given(run: Path) -> RunSpec:
 def _of_adapter(directory: Path, base: str | None) -> Result:
     own = has_tokenizer(directory)
     named = _base_of(directory, base)
-    result = _untrained({**named, "tokenizer_dir": str(directory) if own else None})
+    result = _untrained({**named, "tokenizer_dir": str(directory) if own else None}, directory)
     return replace(
         result,
         adapter=directory,
-        labels=_labels(directory),
-        chat_template_kwargs=_template_kwargs(directory),
+        labels=labels_of(directory),
+        chat_template_kwargs=template_kwargs_of(directory),
         own_tokenizer=own,
-        trained_on=_trained_on(directory),
-        stop_ids=_stop_ids(directory),
+        trained_on=trained_on_of(directory),
+        stop_ids=stop_ids_of(directory),
     )
 
 
@@ -435,59 +438,9 @@ def _base_of(adapter: Path, base: str | None) -> dict[str, Any]:
     return {"name": str(name), "revision": config.get("revision") or None}
 
 
-def _untrained(model: dict[str, Any]) -> Result:
-    """A model that no run here has trained, with what a spec says where it says nothing."""
+def _untrained(model: dict[str, Any], directory: Path) -> Result:
+    """A model that no run here has trained, with what a spec says where the model's directory says nothing."""
     from rankzero.spec.run_spec import DataSpec, ModelSpec
 
-    return Result(ModelSpec.model_validate(model), DataSpec.model_fields["max_length"].default)
-
-
-def _template_kwargs(directory: Path) -> dict[str, Any]:
-    """What the chat template was given where a result was trained, as the result says itself."""
-    manifest = _words(directory / MANIFEST)
-    card = manifest.get("card")
-    said = card.get(TEMPLATE_KWARGS) if isinstance(card, dict) else manifest.get(TEMPLATE_KWARGS)
-    return said if isinstance(said, dict) else {}
-
-
-def _labels(directory: Path) -> tuple[str, ...] | None:
-    """The classes that a result or a checkpoint's weights were trained on, by number; None where nothing says them."""
-    for place in (directory, directory.parent):
-        try:
-            found = json.loads((place / MANIFEST).read_text(encoding="utf-8")).get("labels")
-        except (OSError, ValueError):
-            continue
-        return tuple(found) if found else None
-    return None
-
-
-def _trained_on(directory: Path) -> TrainedOn | None:
-    """Which base a result, or a checkpoint's weights, were trained on; None where the manifest does not say it, as of
-    results of before it did."""
-    about = _about(directory)
-    fingerprint, spec = about.get("model"), about.get("spec")
-    if not isinstance(fingerprint, str) or not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
-        return None
-    if not spec["model"].get("trust_remote_code"):
-        return TrainedOn(fingerprint, None)
-    task = TASKS.get(str(spec.get("task")))
-    return None if task is None else TrainedOn(fingerprint, task.uses)
-
-
-def _gguf(weights: Path) -> str | None:
-    """The GGUF file that a result's base was made of, by its manifest."""
-    spec = _about(weights).get("spec")
-    model = spec.get("model") if isinstance(spec, dict) else None
-    name = model.get("name") if isinstance(model, dict) else None
-    return name if isinstance(name, str) and name.endswith(".gguf") else None
-
-
-def _stop_ids(directory: Path) -> tuple[int, ...]:
-    """The tokens that answers end with, by a checkpoint's manifest; () where it does not say them."""
-    found = _about(directory).get("stop_ids")
-    return tuple(number for number in found if isinstance(number, int)) if isinstance(found, list) else ()
-
-
-def _about(weights: Path) -> dict[str, Any]:
-    """The manifest of the result, or of the checkpoint, that has these weights; {} where there is none."""
-    return _words((weights.parent if weights.name == WEIGHTS else weights) / MANIFEST)
+    longest = max_length_of(directory) or DataSpec.model_fields["max_length"].default
+    return Result(ModelSpec.model_validate(model), longest)

@@ -112,7 +112,7 @@ def test_a_base_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     spec, adapted = trained("distilbert", tmp_path, model_vocabulary=384)
-    made = card("classifier", labels=CLASSES)
+    made = card("classifier", labels=CLASSES, max_length=8)
     found = run_card(card_text(made), tmp_path / "final", monkeypatch)
     assert capsys.readouterr().out.strip() in CLASSES
     assert distance(logits(found["model"]), logits(adapted)) < 1e-5
@@ -121,6 +121,9 @@ def test_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.strip() in CLASSES
     with torch.no_grad():
         assert distance(logits(merged["model"]), logits(adapted)) < 1e-5
+    text = card_text(made).replace('"a text"', f'"{"a text " * 9}"')
+    assert run_card(text, tmp_path / "final", monkeypatch)["inputs"]["input_ids"].shape == (1, 8), "cut as in training"
+    assert "truncation" not in card_text(card("classifier")), "a result of before the card knew it"
 
 
 def test_a_classifier_on_a_base_with_other_classes(

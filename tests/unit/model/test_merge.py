@@ -24,6 +24,7 @@ from rankzero.model.merge import add_adapters, merge
 from rankzero.model.proof import Prompts, compare, logits_of
 from rankzero.model.source import ModelSource
 from rankzero.model.weights import export_final, save_whole
+from rankzero.run_dir.result import find_result
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
@@ -372,6 +373,17 @@ def test_the_command_finds_a_run_of_any_of_its_directories(tmp_path: Path, cli: 
         model = AutoModelForSequenceClassification.from_pretrained(tmp_path / f"m{number}").eval()
         assert model.config.id2label == dict(enumerate(CLASSES))
         assert distance(logits(model), logits(adapted)) < 1e-5
+
+
+@pytest.mark.parametrize("longest", [16, 1000])
+def test_what_is_made_of_a_classifier_cuts_texts_as_it_was_trained(longest: int, tmp_path: Path, cli: Cli) -> None:
+    spec, _ = trained("distilbert", tmp_path, data__labels=CLASSES, data__max_length=longest)
+    (tmp_path / "run.yaml").write_text(to_yaml(spec))
+    assert cli(f"merge {tmp_path} -o {tmp_path}/merged").code == 0
+    assert cli(f"export {tmp_path}/merged -o {tmp_path}/exported").code == 0
+    for place in ("merged", "exported"):
+        found = find_result(str(tmp_path / place), "classifies")
+        assert found.max_length == min(longest, 64), "the model has no more positions"
 
 
 def test_the_page_of_a_run_shows_what_the_proof_has_found(tmp_path: Path, cli: Cli) -> None:

@@ -19,7 +19,7 @@ from rankzero.model.files import gguf_place
 from rankzero.model.load import _CLASSES, load_config, load_model, load_tokenizer, unembedded_tokens
 from rankzero.model.source import another_base, locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
-from rankzero.run_dir.result import TrainedOn
+from rankzero.run_dir.of_weights import TrainedOn
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.spec.tasks import ModelUse
 from tests.support.servers import RefusingHub, serving

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
+from rankzero.run_dir.of_weights import TrainedOn
 from rankzero.run_dir.paths import TOKENIZER_FILES
-from rankzero.run_dir.result import Rendering, Result, TrainedOn, find_adapter, find_result, named_run, runs_in
+from rankzero.run_dir.result import Rendering, Result, find_adapter, find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import close
@@ -59,6 +60,19 @@ def test_classes_of_an_adapter(tmp_path: Path) -> None:
 def test_classes_that_the_spec_names(tmp_path: Path) -> None:
     data = {"train": "t", "labels": ["a", "b"]}
     assert find_result(str(run_of(tmp_path, task="classify", lora={}, data=data)), "classifies").labels == ("a", "b")
+
+
+@pytest.mark.parametrize("says", [{"spec": {"data": {"max_length": 16}}}, {"max_length": 16}, {}])
+@pytest.mark.parametrize("adapter", [True, False])
+def test_a_classifier_without_its_run_cuts_texts_as_it_was_trained(
+    adapter: bool, says: dict[str, Any], tmp_path: Path
+) -> None:
+    """A result that was copied alone, and what was merged or exported of one. The directory may have any name."""
+    place = adapter_in(tmp_path / "model", base="org/base") if adapter else tmp_path / "model"
+    place.mkdir(exist_ok=True)
+    (place / "manifest.json").write_text(json.dumps({"format": 1, "files": {}, **says}))
+    assert find_result(str(place), "classifies").max_length == (16 if says else 2048)
+    assert not adapter or find_adapter(place).max_length == (16 if says else None)
 
 
 def test_an_adapter_from_elsewhere(tmp_path: Path) -> None:
