@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Classifier:
 
 def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) -> Classifier:
     """The model, with its adapter on top where it has one. Where there is none, the model's own config names the
-    classes. Raises ConfigError, AccessError, ServiceError.
+    classes. Raises ConfigError, also where a text is in none of them or in several, AccessError, ServiceError.
     """
     spec, adapter, labels = result.model, result.adapter, result.labels
     source = locate(spec, "classifies")
@@ -66,6 +67,7 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     if adapter is None:
         _require_trained_head(config, spec.name)
         labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+        _require_one_class_each(config, labels, source.weights / "config.json")
     elif labels is None:
         what = "the adapter does not say which classes it was trained on"
         raise ConfigError(what, where=str(adapter), hint="name the run directory that it belongs to")
@@ -128,6 +130,21 @@ def _require_trained_head(config: Any, name: str) -> None:
     found = ", ".join(config.architectures or ()) or config.model_type
     hint = "name a run of task classify, or ask a model that writes text: rankzero generate"
     raise ConfigError(f"{name} is no trained classifier: it is a {found}", where="model", hint=hint)
+
+
+def _require_one_class_each(config: Any, labels: Sequence[str], file: Path) -> None:
+    """Raise ConfigError where a model that may be anybody's does not put a text into one of several classes: shares
+    that sum to one would say something else than it does."""
+    with_transformers = 'transformers\' pipeline("text-classification", top_k=None) asks such a model'
+    if config.problem_type == "multi_label_classification":
+        what, hint = "a text may have several of its classes, or none", with_transformers
+    elif config.problem_type == "regression" or len(labels) == 1:
+        what, hint = "it says numbers of a text, and no classes", with_transformers
+    elif twice := sorted({label for label in labels if labels.count(label) > 1}):
+        what, hint = f"two of its classes have one name: {', '.join(twice)}", "name each class once: id2label, label2id"
+    else:
+        return
+    raise ConfigError(what, where=str(file), hint=hint)
 
 
 def _probabilities(classifier: Classifier, rows: list[list[int]]) -> list[list[float]]:

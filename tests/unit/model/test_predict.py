@@ -157,6 +157,28 @@ def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
             load_classifier(as_it_was(spec(model)), torch.float32, CPU)
 
 
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"problem_type": "multi_label_classification"}, "a text may have several of its classes, or none"),
+        ({"problem_type": "regression"}, "it says numbers of a text, and no classes"),
+        ({"id2label": {0: "score"}}, "it says numbers of a text, and no classes"),
+        ({"id2label": {0: "bad", 1: "good", 2: "bad"}}, "two of its classes have one name: bad"),
+    ],
+)
+def test_what_puts_no_text_into_one_class_is_refused(
+    config: dict[str, Any], what: str, trained: Path, tmp_path: Path
+) -> None:
+    """Others' models: shares that sum to one would say something else than the model does, or leave a class out."""
+    made = AutoConfig.from_pretrained(trained, **config)
+    AutoModelForSequenceClassification.from_config(made).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(trained).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        load_classifier(as_it_was(spec(tmp_path)), torch.float32, CPU)
+    (problem,) = refused.value.problems
+    assert problem.what == what and problem.where == str(tmp_path / "config.json") and problem.hint
+
+
 def _rendered(text: str) -> list[Any]:
     from rankzero.data.tokens.chat import Rendered
 
