@@ -47,6 +47,9 @@ def merge_adapter(
             warn_of_another_base(locate(found.base), found.trained_on)
         else:
             require_trained_base(found.base, found.trained_on)
+        if found.base.quantization != "none" and found.dtype is None:
+            words = "nothing says in which precision its base was packed: it is now packed from that of its files"
+            logger.warning("[RESULT] %s: %s", found.directory, words)
         rows = [] if found.run is None else first_rows(spec_of(found.run), found)
         done = merge(
             found.base,
@@ -54,7 +57,7 @@ def merge_adapter(
             output,
             base_weights=base_weights,
             labels=found.labels,
-            of_run=OfRun(rows, found.rendering, found.stop_ids, found.max_length),
+            of_run=OfRun(rows, found.rendering, found.stop_ids, found.max_length, found.dtype),
             card=card_of(found.directory),
             shard_bytes=shard_bytes,
         )

@@ -122,6 +122,8 @@ class OfRun:
     """Of a checkpoint: the tokens that answers end with, as it says."""
     max_length: int | None = None
     """Longest text of a classifier, in tokens."""
+    dtype: str | None = None
+    """The precision that it computed in, and packed its base from; None: that of the base's files."""
 
 
 _NO_RUN = OfRun()
@@ -164,12 +166,12 @@ def merge(
         )
     as_trained = None
     if base_weights == "files" and spec.quantization != "none":
-        packed = _load(spec, adapter, labels, of_run.rendering)
+        packed = _load(spec, adapter, labels, of_run)
         as_trained = logits_of(packed.model, _prompts(packed, of_run.rows))
         del packed
         gc.collect()
         spec = spec.model_copy(update={"quantization": "none"})
-    adapted = _load(spec, adapter, labels, of_run.rendering)
+    adapted = _load(spec, adapter, labels, of_run)
     model, source, dtype = adapted.model, adapted.source, adapted.dtype
     prompts = _prompts(adapted, of_run.rows)
     expected = logits_of(model, prompts)
@@ -178,6 +180,7 @@ def merge(
     routed = "router" in parameter_parts(model.get_base_model()).values()
     layers = add_adapters(model)
     plain = model.unload()
+    rounded = max(layers, sum(weight.dtype != dtype for weight in plain.parameters() if weight.ndim > 1))
     plain.config.use_cache = True
     _say_whether_tied(plain)
     with staged_for(output) as staged:
@@ -202,7 +205,7 @@ def merge(
             base_weights=base_weights,
             dtype=str(dtype).removeprefix("torch."),
             layers=layers,
-            difference=compare(expected, found, dtype=dtype, rounded=layers, routed=routed),
+            difference=compare(expected, found, dtype=dtype, rounded=rounded, routed=routed),
             prompts=len(prompts.rows) + len(prompts.pictures),
             images=len(prompts.pictures),
             tokens=expected.shape[0],
@@ -226,13 +229,17 @@ def merge(
     return done
 
 
-def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, rendering: Rendering | None) -> _Adapted:
-    """The base with the adapter on it, in the precision of its files; what was packed is unpacked again."""
+def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, of_run: OfRun) -> _Adapted:
+    """The base with the adapter on it, in the precision of its files. What is packed is so as the run had it, from the
+    precision that it computed in, and unpacked again: into the wider of both, to be rounded once where it is saved."""
+    rendering = of_run.rendering
     template, limit = (None, None) if rendering is None else (rendering.chat_template, rendering.image_max_tokens)
     classifies = read_adapter_config(adapter).task_type == CLASSIFIER
     source = locate(spec, "classifies" if classifies else "writes")
     config = load_config(source, spec)
-    dtype = stored_dtype(config, source.weights)
+    dtype = computed = stored_dtype(config, source.weights)
+    if spec.quantization != "none" and of_run.dtype is not None:
+        computed = getattr(torch, of_run.dtype)
     tokenizer, head = load_tokenizer(source, spec, template), None
     if classifies:
         head = ClassHead(labels, padding_id(tokenizer, config))
@@ -242,9 +249,10 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, render
             vision = load_vision(source, spec, tokenizer, max_tokens=limit, keep_template=template is not None)
         except ConfigError:  # no processor, or an unknown one: it is asked about texts alone, which merge.json says
             vision = None
-    model = load_model(source, spec, config, dtype, head=head)
+    model = load_model(source, spec, config, computed, head=head)
     if is_quantised(model):
         unpack(model)
+        model.to(torch.promote_types(computed, dtype))
     return _Adapted(load_adapter(model, adapter), source, dtype, head, tokenizer, vision)
 
 

@@ -75,6 +75,12 @@ def stop_ids_of(directory: Path) -> tuple[int, ...]:
     return tuple(number for number in found if isinstance(number, int)) if isinstance(found, list) else ()
 
 
+def dtype_of(directory: Path) -> str | None:
+    """The precision that a run computed in, and packed its base from; None where the manifest does not say it."""
+    found = about(directory).get("dtype")
+    return found if found in ("bfloat16", "float16", "float32") else None
+
+
 def about(weights: Path) -> dict[str, Any]:
     """The manifest of the result, or of the checkpoint, that has these weights; {} where there is none."""
     return words(weights / MANIFEST) or (words(weights.parent / MANIFEST) if weights.name == WEIGHTS else {})

@@ -20,6 +20,7 @@ from rankzero.run_dir.known import is_run
 from rankzero.run_dir.of_weights import (
     TrainedOn,
     about,
+    dtype_of,
     gguf_of,
     labels_of,
     max_length_of,
@@ -100,6 +101,8 @@ class Adapter:
     """As `Result.stop_ids`."""
     max_length: int | None = None
     """Longest text of a classifier, in tokens; None: nothing says it."""
+    dtype: str | None = None
+    """The precision that the run computed in, and packed its base from; None: nothing says it."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -180,6 +183,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
             base_is_given=base is not None,
             stop_ids=stop_ids_of(path),
             max_length=max_length_of(path),
+            dtype=dtype_of(path),
         )
     spec = _spec_for(of_run, path)
     model, labels = spec.model, labels_of(path) or spec.data.labels
@@ -198,6 +202,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         base is not None,
         stop_ids_of(path),
         spec.data.max_length,
+        dtype_of(path),
     )
 
 

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rankzero.model.generate import load_speaker
+from rankzero.model.load import load_config, load_model
+from rankzero.model.lora import load_adapter
+from rankzero.model.proof import Prompts, logits_of
+from rankzero.model.quantize import unpack
+from rankzero.model.source import locate
+from rankzero.run_dir.atomic import commit_directory, read_manifest
 from rankzero.run_dir.result import find_result
 from tests.support.cli import Cli
 from tests.support.runs import run_here, run_root, small_spec
@@ -54,3 +61,42 @@ def test_a_checkpoint_is_merged_and_asked_as_the_result(make: Any, tmp_path: Pat
     ]
     templates = [speaker.tokenizer.chat_template for speaker in speakers]
     assert templates[0] == templates[1] is not None
+
+
+UNSURE = "nothing says in which precision its base was packed"
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp8"])
+def test_a_base_is_packed_in_the_precision_that_the_run_packed_it_in(
+    quantization: str, tmp_path: Path, bfloat16_computed: None, cli: Cli, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its files are float32 and the run computed in bfloat16: packed from those, weights fall on other levels."""
+    changes = {"model__quantization": quantization, "model__dtype": "bfloat16", "train__max_steps": 2}
+    spec = small_spec(tmp_path, tiny_model(tmp_path / "base", hidden=64), rows=16, eval_rows=0, **changes)
+    run_here(spec)
+    run, asked = run_root(spec), Prompts([[5, 9, 17, 33, 21, 40, 8, 3, 50]])
+    source = locate(spec.model)
+    base = load_model(source, spec.model, load_config(source, spec.model), torch.bfloat16)
+    unpack(base)
+    trained = logits_of(load_adapter(base, run / "final"), asked)
+
+    def off(place: Path) -> float:
+        merged = AutoModelForCausalLM.from_pretrained(place)
+        assert merged.dtype is torch.float32
+        return float((logits_of(merged, asked) - trained).abs().max())
+
+    done = json.loads(cli(f"merge {run} -o {tmp_path}/merged --json").out)
+    assert off(tmp_path / "merged") < done["logits_tolerance"] < 1e-3
+    files = json.loads(cli(f"merge {run} -o {tmp_path}/files --base files --json").out)
+    assert files["from_trained"] > 10 * done["logits_tolerance"], "and of those it is said how far they are"
+    forget_dtype(run / "final")
+    assert UNSURE not in caplog.text
+    assert cli(f"merge {run} -o {tmp_path}/unsure").code == 0 and UNSURE in caplog.text
+
+
+def forget_dtype(final: Path) -> None:
+    """As a result of a version whose manifests did not say it."""
+    manifest = read_manifest(final)
+    (final / "manifest.json").unlink()
+    staged = final.rename(final.parent / "staged")
+    commit_directory(staged, final, {"spec": manifest["spec"]})

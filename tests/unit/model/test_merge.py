@@ -20,8 +20,9 @@ import rankzero.model.merge
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.lora import load_adapter
-from rankzero.model.merge import add_adapters, merge
+from rankzero.model.merge import OfRun, add_adapters, merge
 from rankzero.model.proof import Prompts, compare, logits_of
+from rankzero.model.quantize import unpack
 from rankzero.model.source import ModelSource
 from rankzero.model.weights import export_final, save_whole
 from rankzero.run_dir.result import find_result
@@ -122,6 +123,23 @@ def test_a_packed_base_merges_as_it_was_trained_on(name: str, parts: object, qua
     plain = spec.model_copy(update={"model": spec.model.model_copy(update={"quantization": "none"})})
     on_files = load_adapter(loaded(saved(name, tmp_path / "same"), plain), tmp_path / "final").eval()
     assert distance(logits(other), logits(on_files)) < 1e-5
+
+
+@pytest.mark.parametrize("computed", ["float32", "float16"])
+@pytest.mark.parametrize("quantization", ["nf4", "fp8"])
+def test_a_base_that_was_packed_from_a_wider_precision_is_rounded_once(
+    quantization: str, computed: str, tmp_path: Path
+) -> None:
+    """Where it is saved, in the precision of its files; layers without an adapter, too."""
+    spec, _ = trained("llama", tmp_path, torch.bfloat16, model__quantization=quantization)
+    base = loaded(ModelSource(tmp_path / "base", tmp_path / "base", "base"), spec, getattr(torch, computed))
+    unpack(base)
+    done = merge(spec.model, tmp_path / "final", tmp_path / "merged", of_run=OfRun(dtype=computed))
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    assert all(tensor.dtype is torch.bfloat16 for tensor in merged.values())
+    plain = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(merged[plain], base.get_parameter(plain).to(torch.bfloat16))
+    assert done.difference.largest < done.difference.tolerance / 2
 
 
 def test_sums_are_rounded_once_to_the_precision_of_the_base(tmp_path: Path) -> None:
