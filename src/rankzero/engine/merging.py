@@ -57,7 +57,15 @@ def merge_adapter(
             output,
             base_weights=base_weights,
             labels=found.labels,
-            of_run=OfRun(rows, found.rendering, found.stop_ids, found.max_length, found.dtype),
+            of_run=OfRun(
+                rows,
+                found.rendering,
+                found.stop_ids,
+                found.max_length,
+                found.dtype,
+                found.tokenizer,
+                base_is_given=found.base_is_given,
+            ),
             card=card_of(found.directory),
             shard_bytes=shard_bytes,
         )

@@ -37,7 +37,7 @@ from rankzero.model.load import (
 )
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
-from rankzero.model.source import locate, warn_of_another_base
+from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.vision import Vision, load_vision
 from rankzero.run_dir.result import Result
 from rankzero.wording import first_line
@@ -87,6 +87,7 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
         trained = result.own_tokenizer and tokenizer.chat_template is not None
         keep = trained or result.chat_template is not None
         vision = load_vision(source, spec, tokenizer, max_tokens=result.image_max_tokens, keep_template=keep)
+    warn_of_another_tokenizer(source, tokenizer, result.tokenizer)
     model = load_model(source, spec, config, dtype, device=device)
     if result.adapter is not None:
         model = load_adapter(model, result.adapter)

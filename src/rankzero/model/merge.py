@@ -39,7 +39,7 @@ from rankzero.model.lora import CLASSIFIER, load_adapter, read_adapter_config
 from rankzero.model.parts import parameter_parts, position_limit
 from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompts_for
 from rankzero.model.quantize import is_quantised, unpack
-from rankzero.model.source import ModelSource, locate
+from rankzero.model.source import ModelSource, locate, require_trained_tokenizer, warn_of_another_tokenizer
 from rankzero.model.vision import Vision, load_vision
 from rankzero.model.weights import library_errors, name_stop_ids, save_whole, staged_for
 from rankzero.run_dir.atomic import (
@@ -124,6 +124,10 @@ class OfRun:
     """Longest text of a classifier, in tokens."""
     dtype: str | None = None
     """The precision that it computed in, and packed its base from; None: that of the base's files."""
+    tokenizer: str | None = None
+    """Of a checkpoint: by content, the tokenizer and chat template that it was trained with; None: nothing says it."""
+    base_is_given: bool = False
+    """Whether somebody named the base, which is then taken with the tokenizer that is there."""
 
 
 _NO_RUN = OfRun()
@@ -243,12 +247,13 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, of_run
     tokenizer, head = load_tokenizer(source, spec, template), None
     if classifies:
         head = ClassHead(labels, padding_id(tokenizer, config))
-    vision = None
+    vision, known = None, of_run.tokenizer
     if head is None and kind_of(config, "writes") == "vision":
         try:
             vision = load_vision(source, spec, tokenizer, max_tokens=limit, keep_template=template is not None)
         except ConfigError:  # no processor, or an unknown one: it is asked about texts alone, which merge.json says
-            vision = None
+            vision, known = None, None  # its template was perhaps the processor's
+    (warn_of_another_tokenizer if of_run.base_is_given else require_trained_tokenizer)(source, tokenizer, known)
     model = load_model(source, spec, config, computed, head=head)
     if is_quantised(model):
         unpack(model)

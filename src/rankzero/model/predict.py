@@ -26,7 +26,7 @@ from rankzero.model.load import (
 )
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
-from rankzero.model.source import locate, warn_of_another_base
+from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.run_dir.result import Result
 
 _WINDOW = 1024
@@ -63,6 +63,8 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     source = locate(spec, "classifies")
     warn_of_another_base(source, result.trained_on)
     tokenizer = load_tokenizer(source, spec, None)
+    if result.chat_template is None:  # texts for a class need none, and it is no part of this tokenizer
+        warn_of_another_tokenizer(source, tokenizer, result.tokenizer)
     config = load_config(source, spec)
     if adapter is None:
         _require_trained_head(config, spec.name)

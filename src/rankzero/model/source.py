@@ -14,8 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rankzero.data.read.hashing import file_digest, remembered_digest
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.files import existing_directory, tokenizer_problems, weight_problems
@@ -106,17 +108,46 @@ def another_base(source: ModelSource, trained_on: TrainedOn | None) -> Problem |
 
 def warn_of_another_base(source: ModelSource, trained_on: TrainedOn | None) -> None:
     """Say it, where somebody looks at what comes out of it, and nothing is kept. Raises StorageError."""
-    problem = another_base(source, trained_on)
-    if problem is not None:
-        _log.warning("[RESULT] %s: %s; %s", problem.where, problem.what, problem.hint)
+    if (problem := another_base(source, trained_on)) is not None:
+        _say(problem)
 
 
 def require_trained_base(spec: ModelSpec, trained_on: TrainedOn | None) -> None:
     """Raise ConfigError where the base, which nobody named, is another one than the run was trained on; and as `locate`
     does."""
     if trained_on is not None and (problem := another_base(locate(spec), trained_on)) is not None:
-        way_out = "; or name the base (--model), which is then taken"
-        raise ConfigError(problem.what, where=problem.where, hint=problem.hint + way_out)
+        raise _refused(problem)
+
+
+def another_tokenizer(source: ModelSource, tokenizer: Any, trained: str | None) -> Problem | None:
+    """What is wrong where a tokenizer, with its chat template, is known not to be the one that a checkpoint was trained
+    with."""
+    if trained is None or not differ(trained, take_apart(tokenizer, "label").fingerprint):
+        return None
+    what = "this is not the tokenizer, or not the chat template, that the checkpoint was trained with"
+    hint = "bring that back, or say in run.yaml where it is now: model.tokenizer_dir, data.chat_template"
+    return Problem(what, str(source.tokenizer), hint)
+
+
+def warn_of_another_tokenizer(source: ModelSource, tokenizer: Any, trained: str | None) -> None:
+    """Say it, as of another base."""
+    if (problem := another_tokenizer(source, tokenizer, trained)) is not None:
+        _say(problem)
+
+
+def require_trained_tokenizer(source: ModelSource, tokenizer: Any, trained: str | None) -> None:
+    """Raise ConfigError where it is another one, and nobody named the base."""
+    if (problem := another_tokenizer(source, tokenizer, trained)) is not None:
+        raise _refused(problem)
+
+
+def _say(problem: Problem) -> None:
+    _log.warning("[RESULT] %s: %s; %s", problem.where, problem.what, problem.hint)
+
+
+def _refused(problem: Problem) -> ConfigError:
+    way_out = "; or name the base (--model), which is then taken"
+    return ConfigError(problem.what, where=problem.where, hint=problem.hint + way_out)
 
 
 def _weight_files(directory: Path) -> list[Path]:

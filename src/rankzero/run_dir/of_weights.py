@@ -75,6 +75,13 @@ def stop_ids_of(directory: Path) -> tuple[int, ...]:
     return tuple(number for number in found if isinstance(number, int)) if isinstance(found, list) else ()
 
 
+def tokenizer_of(directory: Path) -> str | None:
+    """The tokenizer and chat template that weights were trained with, by content; None where the manifest does not say
+    it."""
+    found = about(directory).get("tokenizer")
+    return found if isinstance(found, str) else None
+
+
 def dtype_of(directory: Path) -> str | None:
     """The precision that a run computed in, and packed its base from; None where the manifest does not say it."""
     found = about(directory).get("dtype")

@@ -26,6 +26,7 @@ from rankzero.run_dir.of_weights import (
     max_length_of,
     stop_ids_of,
     template_kwargs_of,
+    tokenizer_of,
     trained_on_of,
     words,
 )
@@ -70,6 +71,9 @@ class Result:
     stop_ids: tuple[int, ...] = ()
     """Of a checkpoint: the tokens that answers end with, the one that was taught among them; () where it does not say.
     A result has them in its generation config."""
+    tokenizer: str | None = None
+    """Of a checkpoint, which has none of its own: by content, the tokenizer and chat template that it was trained with;
+    None: nothing says it, or they are those of its run's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class Adapter:
     """Longest text of a classifier, in tokens; None: nothing says it."""
     dtype: str | None = None
     """The precision that the run computed in, and packed its base from; None: nothing says it."""
+    tokenizer: str | None = None
+    """As `Result.tokenizer`."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -191,7 +197,9 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         require_base(model, str(path), gguf_of(path))
     else:
         model = at_place(model, base, str(path))
-    rendering = _rendering(of_run, spec) if _is_checkpoint(path) else None
+    rendering, tokenizer = None, None
+    if _is_checkpoint(path):
+        rendering, tokenizer = _rendering(of_run, spec), _tokenizer(path, of_run, spec)
     return Adapter(
         path,
         model,
@@ -203,6 +211,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         stop_ids_of(path),
         spec.data.max_length,
         dtype_of(path),
+        tokenizer,
     )
 
 
@@ -352,6 +361,7 @@ def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:
         chat_template=_rendering(run, spec).chat_template,
         trained_on=trained_on_of(weights),
         stop_ids=stop_ids_of(weights),
+        tokenizer=_tokenizer(weights, run, spec),
     )
 
 
@@ -364,6 +374,13 @@ def _rendering(run: Path, spec: RunSpec) -> Rendering:
     if template is None and any(PLAIN_NOTE in part.get("notes", ()) for part in parts):
         template = PLAIN_TEMPLATE
     return Rendering(template, spec.data.image_max_tokens, spec.data.chat_template_kwargs)
+
+
+def _tokenizer(weights: Path, run: Path, spec: RunSpec) -> str | None:
+    """As `Result.tokenizer`. What was saved with a result is not compared by what a library reads from it."""
+    said, final = tokenizer_of(weights), run / FINAL
+    of_result = spec.model.tokenizer_dir == str(final) and tokenizer_of(final) == said
+    return None if of_result else said
 
 
 def _spec_for(run: Path, weights: Path, use: ModelUse | None = None) -> RunSpec:

@@ -6,15 +6,18 @@ import io
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 import rankzero
 from rankzero.api.exports import export
 from rankzero.api.results import merge
 from rankzero.api.serving import plan_serving
+from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.errors import ConfigError, UsageError
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.atomic import commit_directory
@@ -22,7 +25,7 @@ from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 from tests.support.runs import run_here
 from tests.support.tasks import task_spec
-from tests.support.tiny import chat_rows, tiny_model, write_jsonl
+from tests.support.tiny import CHATML, chat_rows, tiny_model, tiny_tokenizer, write_jsonl
 
 OTHERS = "these are not the weights that the run was trained on"
 
@@ -33,7 +36,10 @@ def run(tmp_path: Path) -> Path:
     base, run = tiny_model(tmp_path / "base", seed=0), tmp_path / "run"
     adapter = tiny_adapter(base, tmp_path / "checkpoint" / "model")
     shutil.copytree(adapter, tmp_path / "final")
-    spec = {"name": "run", "model": {"name": str(base), "dtype": "float32"}, "data": {"train": "t"}, "lora": {"r": 4}}
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    data = {"train": "t", "chat_template": str(template)}
+    spec = {"name": "run", "model": {"name": str(base), "dtype": "float32"}, "data": data, "lora": {"r": 4}}
     (run / "checkpoints").mkdir(parents=True)
     commit_directory(tmp_path / "final", run / "final", about(run, spec))
     commit_directory(tmp_path / "checkpoint", run / "checkpoints" / "step-1", {**about(run, spec), "step": 1})
@@ -43,7 +49,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def about(run: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": spec, "model": weights_fingerprint(run.parent / "base"), "tokenizer": "t"}
+    tokenizer = AutoTokenizer.from_pretrained(run.parent / "base")
+    tokenizer.chat_template = CHATML
+    made_of = {"model": weights_fingerprint(run.parent / "base"), "tokenizer": tokenizer_fingerprint(tokenizer)}
+    return {"spec": spec, **made_of}
 
 
 def write_base_anew(run: Path) -> None:
@@ -77,6 +86,47 @@ def test_who_asks_it_is_told(run: Path, place: str, caplog: pytest.LogCaptureFix
     assert f"{OTHERS}: what it learnt is about others; bring those back" in said() and OTHERS in said(**more)
     forget(run)
     assert OTHERS not in said()
+
+
+OTHER_TOKENS = "this is not the tokenizer, or not the chat template, that the checkpoint was trained with"
+
+
+def change_template(run: Path) -> None:
+    (run.parent / "chat.jinja").write_text("{# otherwise #}" + CHATML)
+
+
+def change_tokenizer(run: Path) -> None:
+    tiny_tokenizer(eos="<|im_start|>").save_pretrained(run.parent / "base")
+
+
+@pytest.mark.parametrize("change", [change_template, change_tokenizer])
+def test_a_checkpoint_has_the_tokenizer_that_is_there_now(
+    run: Path, tmp_path: Path, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has none of its own. The result has, whatever becomes of the run's."""
+    target = run / "checkpoints/step-1/model"
+    assert rankzero.generate(str(target), ["Ping"], max_new_tokens=2)
+    merge(str(target), tmp_path / "as-it-was")
+    assert OTHER_TOKENS not in caplog.text
+    change(run)
+    merge(str(run), tmp_path / "result")
+    with pytest.raises(ConfigError, match=OTHER_TOKENS) as refused:
+        merge(str(target), tmp_path / "merged")
+    assert "model.tokenizer_dir" in refused.value.problems[0].hint and "--model" in refused.value.problems[0].hint
+    assert OTHER_TOKENS not in caplog.text and not (tmp_path / "merged").exists()
+    assert rankzero.generate(str(target), ["Ping"], max_new_tokens=2)
+    assert caplog.text.count(OTHER_TOKENS) == 1
+    merge(str(target), tmp_path / "merged", model=str(tmp_path / "base"))
+    assert caplog.text.count(OTHER_TOKENS) == 2, "somebody named the base"
+    forget(run)
+    merge(str(target), tmp_path / "unknown")
+    assert caplog.text.count(OTHER_TOKENS) == 2, "a checkpoint that does not say it"
+
+
+def test_a_template_that_is_gone_is_the_results(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").unlink()
+    merge(str(run / "checkpoints/step-1/model"), tmp_path / "merged")
+    assert (tmp_path / "merged/chat_template.jinja").read_text() == CHATML
 
 
 def test_an_adapter_alone_is_told_of_by_its_manifest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
