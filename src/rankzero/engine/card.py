@@ -45,10 +45,17 @@ def served_apart(adapter: Mapping[str, Any], parts: Parts = "auto") -> bool:
 
 
 def result_card(
-    spec: RunSpec, inputs: Inputs, position: Position, step: int, run_dir: RunDir, adapter: Mapping[str, Any]
+    spec: RunSpec,
+    inputs: Inputs,
+    position: Position,
+    step: int,
+    run_dir: RunDir,
+    adapter: Mapping[str, Any],
+    dtype: str,
 ) -> Card:
-    """The card of the weights of `step`; `adapter` is what is written as its adapter_config.json, {} of a whole model.
-    Reads the data files' hashes, the base's licence and the run's samples."""
+    """The card of the weights of `step`; `adapter` is what is written as its adapter_config.json, {} of a whole model;
+    `dtype` is the precision that the run computes in. Reads the data files' hashes, the base's licence and the run's
+    samples."""
     model, lora = spec.model, spec.lora
     base_id = hub_id(model.name, elsewhere=model.local_dir is not None)
     return Card(
@@ -59,6 +66,7 @@ def result_card(
         kind=inputs.kind,
         form="whole" if lora is None else "adapter",
         quantization=model.quantization if lora is not None else "none",
+        dtype=None if lora is None else dtype,
         rank=None if lora is None else lora.r,
         own_code=model.trust_remote_code,
         served_apart=lora is not None and served_apart(adapter, spec.train.parts),

@@ -84,7 +84,8 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
                 inputs.vision.save(staged)
         config = staged / ADAPTER_CONFIG
         adapter = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        card = result_card(run.spec, inputs, position, step, run.run_dir, adapter)
+        computed = run.manifest_meta["dtype"]
+        card = result_card(run.spec, inputs, position, step, run.run_dir, adapter, computed)
         write_text(staged / CARD, card_text(card))
         about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
         about |= {name: run.manifest_meta[name] for name in IDENTITIES}

@@ -83,6 +83,8 @@ class Card:
     kind: Kind
     form: Form
     quantization: str = "none"
+    dtype: str | None = None
+    """Of an adapter: the precision that the run computed in, and packed its base from."""
     rank: int | None = None
     """Of adapters."""
     own_code: bool = False
@@ -240,6 +242,7 @@ def _load(card: Card) -> list[str]:
         kind=card.kind,
         form=card.form,
         quantization=card.quantization,
+        dtype=card.dtype,
         labels=card.labels,
         is_chat=card.is_chat,
         revision=card.revision if card.base_id is not None else None,

@@ -24,7 +24,7 @@ four_bits = BitsAndBytesConfig(  # as it was trained on
     load_in_4bit=True,
     bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True,
-    bnb_4bit_compute_dtype=torch.bfloat16,
+    bnb_4bit_compute_dtype=torch.{dtype},
 )"""
 _CHAT = """\
 chat = [{{"role": "user", "content": "What is the capital of Peru?"}}]
@@ -55,6 +55,8 @@ class Loading:
     form: Form
     quantization: str = "none"
     """Of an adapter's base as it was trained on."""
+    dtype: str | None = None
+    """The precision that it was computed in, and packed from; None: nothing says it."""
     labels: Sequence[str] | None = None
     is_chat: bool = False
     revision: str | None = None
@@ -85,8 +87,9 @@ def python(result: Loading) -> str:
     trust = ", trust_remote_code=True" if result.own_code else ""
     lines += [f"processor = AutoProcessor.from_pretrained(here{trust})"] if kind == "vision" else []
     lines += [f"tokenizer = AutoTokenizer.from_pretrained(here{trust})"] if kind != "vision" else []
-    lines += [_FOUR_BITS] if packed else []
-    options = ['dtype="auto"', *(["quantization_config=four_bits"] if packed else [])]
+    lines += [_FOUR_BITS.format(dtype=result.dtype or "bfloat16")] if packed else []
+    options = [f"dtype=torch.{result.dtype}" if packed and result.dtype else 'dtype="auto"']
+    options += ["quantization_config=four_bits"] if packed else []
     if kind == "classifier" and adapter and result.labels:
         lines += [f"labels = {list(result.labels)!r}"]
         # The base may be a classifier of other classes: its head's weights are the adapter's.

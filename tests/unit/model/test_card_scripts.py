@@ -21,7 +21,8 @@ from rankzero.errors import RankzeroError
 from rankzero.model.generate import Turn, load_speaker, prompt_ids, prompt_of
 from rankzero.model.load import load_tokenizer
 from rankzero.model.merge import add_adapters, merge
-from rankzero.model.source import locate
+from rankzero.model.quantize import unpack
+from rankzero.model.source import ModelSource, locate
 from rankzero.model.vision import load_vision
 from rankzero.model.weights import export_final
 from rankzero.run_dir.atomic import commit_directory
@@ -108,6 +109,22 @@ def test_a_base_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = run_card(card_text(card("causal", quantization="nf4")), tmp_path / "final", monkeypatch)
     assert "Linear4bit" in str(found["model"])
     assert distance(logits(found["model"]), logits(adapted)) < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_base_in_four_bits_is_packed_from_what_the_run_computed_in(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are float32: from another precision weights fall on other levels."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+    spec, _ = trained("llama", tmp_path, model_vocabulary=384, model__quantization="nf4")
+    made = card("causal", quantization="nf4", dtype=dtype)
+    found = run_card(card_text(made), tmp_path / "final", monkeypatch)["model"].get_base_model()
+    ours = loaded(ModelSource(tmp_path / "base", tmp_path / "base", "base"), spec, getattr(torch, dtype))
+    for model in (found, ours):
+        unpack(model)
+    weights = [model.model.layers[0].mlp.up_proj.weight for model in (found, ours)]
+    assert weights[0].dtype is weights[1].dtype is getattr(torch, dtype) and torch.equal(*weights)
 
 
 def test_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
