@@ -19,6 +19,7 @@ from rankzero.model.merge import BaseWeights, Merged, OfRun, merge
 from rankzero.model.source import locate, require_trained_base, warn_of_another_base
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.card import card_of
+from rankzero.run_dir.of_weights import quantization_of
 from rankzero.run_dir.paths import RunDir, has_tokenizer
 from rankzero.run_dir.result import Adapter, spec_of
 from rankzero.spec.data_paths import parse_data_path
@@ -50,6 +51,9 @@ def merge_adapter(
         if found.base.quantization != "none" and found.dtype is None:
             words = "nothing says in which precision its base was packed: it is now packed from that of its files"
             logger.warning("[RESULT] %s: %s", found.directory, words)
+        if found.base.quantization == "none" and (packed := quantization_of(found.directory)) is not None:
+            words = "without its run it is added to the base as its files have it, as by --base files"
+            logger.warning("[RESULT] %s: trained on a base in %s: %s", found.directory, packed, words)
         rows = [] if found.run is None else first_rows(spec_of(found.run), found)
         done = merge(
             found.base,

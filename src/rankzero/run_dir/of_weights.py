@@ -102,6 +102,14 @@ def words(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def quantization_of(directory: Path) -> str | None:
+    """In how many bits a run held the base; None where it held it as it is, or the manifest does not say it."""
+    spec = about(directory).get("spec")
+    model = spec.get("model") if isinstance(spec, dict) else None
+    found = model.get("quantization") if isinstance(model, dict) else None
+    return found if isinstance(found, str) and found != "none" else None
+
+
 def max_length_of(directory: Path) -> int | None:
     """Longest text of a classifier, in tokens; None where the manifest does not say it."""
     manifest = about(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_a_checkpoint_is_merged_and_asked_as_the_result(make: Any, tmp_path: Pat
     assert templates[0] == templates[1] is not None
 
 
+UNPACKED = "without its run it is added to the base as its files have it"
 UNSURE = "nothing says in which precision its base was packed"
 
 
@@ -89,6 +91,10 @@ def test_a_base_is_packed_in_the_precision_that_the_run_packed_it_in(
     assert off(tmp_path / "merged") < done["logits_tolerance"] < 1e-3
     files = json.loads(cli(f"merge {run} -o {tmp_path}/files --base files --json").out)
     assert files["from_trained"] > 10 * done["logits_tolerance"], "and of those it is said how far they are"
+    assert UNPACKED not in caplog.text
+    shutil.copytree(run / "final", tmp_path / "copied")
+    assert cli(f"merge {tmp_path}/copied -o {tmp_path}/alone").code == 0
+    assert f"trained on a base in {quantization}: {UNPACKED}" in caplog.text
     forget_dtype(run / "final")
     assert UNSURE not in caplog.text
     assert cli(f"merge {run} -o {tmp_path}/unsure").code == 0 and UNSURE in caplog.text
