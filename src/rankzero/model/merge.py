@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -182,9 +182,10 @@ def merge(
     with model.disable_adapter():
         changes = float((expected - logits_of(model, prompts)).abs().max())
     routed = "router" in parameter_parts(model.get_base_model()).values()
-    layers = add_adapters(model)
+    of_base = (weight for name, weight in model.named_parameters() if "lora_" not in name and weight.ndim > 1)
+    others = sum(weight.dtype != dtype for weight in of_base)
+    layers = add_adapters(model, dtype)
     plain = model.unload()
-    rounded = max(layers, sum(weight.dtype != dtype for weight in plain.parameters() if weight.ndim > 1))
     plain.config.use_cache = True
     _say_whether_tied(plain)
     with staged_for(output) as staged:
@@ -209,7 +210,7 @@ def merge(
             base_weights=base_weights,
             dtype=str(dtype).removeprefix("torch."),
             layers=layers,
-            difference=compare(expected, found, dtype=dtype, rounded=rounded, routed=routed),
+            difference=compare(expected, found, dtype=dtype, rounded=max(layers, others), routed=routed),
             prompts=len(prompts.rows) + len(prompts.pictures),
             images=len(prompts.pictures),
             tokens=expected.shape[0],
@@ -235,7 +236,7 @@ def merge(
 
 def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, of_run: OfRun) -> _Adapted:
     """The base with the adapter on it, in the precision of its files. What is packed is so as the run had it, from the
-    precision that it computed in, and unpacked again: into the wider of both, to be rounded once where it is saved."""
+    precision that it computed in, and unpacked again."""
     rendering = of_run.rendering
     template, limit = (None, None) if rendering is None else (rendering.chat_template, rendering.image_max_tokens)
     classifies = read_adapter_config(adapter).task_type == CLASSIFIER
@@ -256,9 +257,20 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, of_run
     (warn_of_another_tokenizer if of_run.base_is_given else require_trained_tokenizer)(source, tokenizer, known)
     model = load_model(source, spec, config, computed, head=head)
     if is_quantised(model):
-        unpack(model)
-        model.to(torch.promote_types(computed, dtype))
+        _as_in_files(model, unpack(model), computed, dtype)
     return _Adapted(load_adapter(model, adapter), source, dtype, head, tokenizer, vision)
+
+
+def _as_in_files(model: Any, unpacked: Collection[str], computed: torch.dtype, dtype: torch.dtype) -> None:
+    """Let weights that were read in 16 bits have the precision of their files again, which what an adapter brings whole
+    then has. Those that were unpacked only where it is float32: else they are rounded once, as sums or where they are
+    saved. Buffers and what is float32 stay: an architecture keeps these whatever the precision, as a router's offsets.
+    """
+    if computed == torch.float32:
+        return
+    for name, weight in model.named_parameters():
+        if weight.dtype == computed and (name not in unpacked or dtype == torch.float32):
+            weight.data = weight.data.to(dtype)
 
 
 def _longest_text(plain: Any, trained: int | None) -> int | None:
@@ -323,8 +335,9 @@ def _require_the_same(done: Merged) -> None:
     raise RankzeroError(what, where=str(done.directory), hint=hint)
 
 
-def add_adapters(adapted: Any) -> int:
-    """Add every adapter to the weight that it belongs to, in float32, one layer at a time. Returns how many.
+def add_adapters(adapted: Any, dtype: torch.dtype) -> int:
+    """Add every adapter to the weight that it belongs to, in float32, one layer at a time, and round the sum to `dtype`
+    where the weight was in 16 bits. Returns how many.
 
     Raises ConfigError where a sum is NaN or infinite.
     """
@@ -341,7 +354,7 @@ def add_adapters(adapted: Any) -> int:
         if uses[id(parameter)] > 1:  # a head that is its embeddings, and only one of the two adapted
             parameter = torch.nn.Parameter(parameter.data.clone(), requires_grad=False)
             owner.weight = parameter
-        precision = parameter.dtype
+        precision = torch.float32 if parameter.dtype == torch.float32 else dtype
         parameter.data = parameter.data.to(torch.float32)
         try:
             layer.merge(safe_merge=True)

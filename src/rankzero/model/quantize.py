@@ -355,19 +355,24 @@ def _full_name(key: str, full_layer_name: str) -> str:
     return prefix + key if found else full_layer_name
 
 
-def unpack(model: Any) -> None:
-    """Replace every packed weight by the weight that it stands for, exactly as it was computed with."""
+def unpack(model: Any) -> set[str]:
+    """Replace every packed weight by the weight that it stands for, exactly as it was computed with. Returns the names
+    of these."""
+    unpacked = set()
     for name, module in list(model.named_modules()):
         if type(module).__name__ == "Linear4bit":
             model.set_submodule(name, _plain_layer(module))
+            unpacked.add(f"{name}.weight")
         for parameter in list(getattr(module, "parametrizations", ())):
             release(module, parameter)
+            unpacked.add(f"{name}.{parameter}")
             if isinstance(module, Float8Linear):
                 model.set_submodule(name, _plain_layer(module))
     if getattr(model, "hf_quantizer", None) is not None:
         model.hf_quantizer.remove_quantization_config(model)
     model.is_loaded_in_4bit = False
     model._weight_conversions = None
+    return unpacked
 
 
 def _plain_layer(module: Any) -> torch.nn.Module:

@@ -208,12 +208,12 @@ def test_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     asked = prompt_ids(speaker, prompt_of(speaker, [Turn("user", "What is this?", ("teal.png",))]), [picture])
     assert first["inputs"]["input_ids"].tolist() == [asked], "the tokens that rows were trained with"
 
-    def other_tower(model: Any) -> int:
+    def other_tower(model: Any, dtype: torch.dtype) -> int:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name and "vision" in name:
                     parameter *= 1.5
-        return add_adapters(model)
+        return add_adapters(model, dtype)
 
     monkeypatch.setattr("rankzero.model.merge.add_adapters", other_tower)
     with pytest.raises(RankzeroError, match="does not say what base and adapter say"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -142,6 +142,66 @@ def test_a_base_that_was_packed_from_a_wider_precision_is_rounded_once(
     assert done.difference.largest < done.difference.tolerance / 2
 
 
+@pytest.mark.parametrize("quantization", ["nf4", "fp8"])
+def test_what_an_architecture_keeps_in_float32_stays_so(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router's offsets, which bfloat16 cannot tell apart, and the angles of positions."""
+    spec, _ = trained("deepseek_v3", tmp_path, torch.bfloat16, model__quantization=quantization)
+    file, name = tmp_path / "base/model.safetensors", "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors = load_file(file)
+    offsets = 5 + 0.001 * torch.arange(tensors[name].numel())
+    save_file({**tensors, name: offsets}, file, metadata={"format": "pt"})
+    buffers = {}
+
+    def watched(model: Any, directory: Path, **given: Any) -> None:
+        buffers.update(model.named_buffers())
+        save_whole(model, directory, **given)
+
+    monkeypatch.setattr("rankzero.model.merge.save_whole", watched)
+    merge(spec.model, tmp_path / "final", tmp_path / "merged", of_run=OfRun(dtype="bfloat16"))
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    assert merged[name].dtype is torch.float32 and torch.equal(merged[name], offsets)
+    assert all(tensor.dtype is torch.bfloat16 for other, tensor in merged.items() if other != name)
+    before = dict(loaded(ModelSource(tmp_path / "base", tmp_path / "base", "base"), spec).named_buffers())
+    angles = {key for key in before if key.endswith("inv_freq")}
+    assert angles and all(torch.equal(buffers[key], before[key]) for key in angles)
+
+
+@pytest.mark.parametrize(("files", "computed"), [("float16", "bfloat16"), ("bfloat16", "float16")])
+@pytest.mark.parametrize("quantization", ["nf4", "fp8"])
+def test_a_base_of_the_other_half_precision_stays_in_sixteen_bits(
+    quantization: str, files: str, computed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory; what was trained keeps all that was saved of it, and each sum is rounded once."""
+    lora = {"dropout": 0, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}
+    spec, _ = trained("llama", tmp_path, getattr(torch, files), model__quantization=quantization, lora=lora)
+    base = loaded(ModelSource(tmp_path / "base", tmp_path / "base", "base"), spec, getattr(torch, computed))
+    unpack(base)
+    sizes, saved_with = [], load_file(tmp_path / "final/adapter_model.safetensors")
+    exact = load_adapter(base.float(), tmp_path / "final")
+    add_adapters(exact, torch.float32)
+
+    def watched(adapted: Any, dtype: torch.dtype) -> int:
+        sizes.extend(w.element_size() for n, w in adapted.named_parameters() if "lora_" not in n)
+        layers = add_adapters(adapted, dtype)
+        sizes.extend(w.element_size() for n, w in adapted.named_parameters() if "lora_" not in n)
+        return layers
+
+    monkeypatch.setattr("rankzero.model.merge.add_adapters", watched)
+    done = merge(spec.model, tmp_path / "final", tmp_path / "merged", of_run=OfRun(dtype=computed))
+    assert set(sizes) == {2} and done.dtype == files
+    assert done.difference.largest < done.difference.tolerance / 2
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    for name, tensor in saved_with.items():
+        if "lora_" not in name:
+            name = name.removeprefix("base_model.model.")
+            assert torch.equal(merged[name], tensor.to(merged[name].dtype)), name
+    for name, weight in exact.unload().named_parameters():
+        if "_proj" in name:
+            assert torch.equal(merged[name], weight.to(getattr(torch, files))), name
+
+
 def test_sums_are_rounded_once_to_the_precision_of_the_base(tmp_path: Path) -> None:
     spec, adapted = trained("llama", tmp_path, torch.bfloat16)
     assert merge(spec.model, tmp_path / "final", tmp_path / "merged").dtype == "bfloat16"
@@ -271,12 +331,12 @@ def test_the_proof_takes_a_right_merge_and_no_wrong_one(
 
     factor = 1.5 if spec.task == "sft" else 8  # most of what a classifier has learned is in its head
 
-    def too_much(adapted: Any) -> int:
+    def too_much(adapted: Any, dtype: torch.dtype) -> int:
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if "lora_B" in name:
                     parameter *= factor
-        return add_adapters(adapted)
+        return add_adapters(adapted, dtype)
 
     monkeypatch.setattr("rankzero.model.merge.add_adapters", too_much)
     with pytest.raises(RankzeroError, match="does not say what base and adapter say") as caught:
