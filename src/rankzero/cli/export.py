@@ -98,7 +98,8 @@ def export(
     from rankzero.run_dir.atomic import place_given_by
 
     if to is Form.HUB:
-        url = push(target, str(repo), public=public, tell=warn_of_changes)
+        with undone_where_stopped():
+            url = push(target, str(repo), public=public, tell=warn_of_changes)
         seen = "public" if public else "private"
         typer.echo(json.dumps({"url": url, "private": not public}) if as_json else f"{url} ({seen})")
         return

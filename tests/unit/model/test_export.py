@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -262,12 +263,18 @@ def test_what_gguf_is_not_for_is_said(tmp_path: Path, cli: Cli) -> None:
     assert done.code == 78 and "puts texts into classes" in done.err
 
 
-def pushed(directory: Path, repo: str, url: str, home: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def pushing(directory: Path, repo: str, url: str, home: Path, *flags: str) -> subprocess.Popen[str]:
     """The command in a process of its own: the Hub's client reads its environment as it is imported."""
     env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     env |= {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": "hf_canarycanarycanary"}
     command = [sys.executable, "-m", "rankzero", "export", str(directory), "--to", "hub", "--repo", repo, *flags]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def pushed(directory: Path, repo: str, url: str, home: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    with pushing(directory, repo, url, home, *flags) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def test_a_result_is_pushed_on_request(tmp_path: Path) -> None:
@@ -309,6 +316,30 @@ def test_of_a_push_that_fails_nothing_is_left(tmp_path: Path) -> None:
         done = pushed(source, "me/mine", url, tmp_path, "--public")
     assert done.returncode == 77 and "the Hub refused" in done.stderr and "canary" not in done.stderr
     assert Hub.made == {} and Hub.deleted == ["me/mine"] and Hub.files == {}
+
+
+@pytest.mark.usefixtures("hung_up_on")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_of_a_push_that_is_stopped_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
+    """Asked to stop while the files are on their way: the repository is there by then."""
+    sending, gone = threading.Event(), threading.Event()
+
+    class Hub(TakingHub):
+        def commits(self) -> bool:
+            sending.set()
+            gone.wait()
+            return False
+
+    source = whole(tmp_path)
+    with serving(Hub) as url, pushing(source, "me/mine", url, tmp_path) as process:
+        try:
+            sending.wait()
+            assert Hub.made == {"me/mine": True}
+            process.send_signal(number)
+            assert process.wait() == 128 + number
+            assert Hub.made == {} and Hub.deleted == ["me/mine"] and Hub.files == {}
+        finally:
+            gone.set()
 
 
 def test_what_keeps_a_push_from_others_is_said_before_anything_is_sent(
