@@ -34,6 +34,7 @@ from rankzero.run_dir.atomic import (
 from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.evaluation import of_the_base, of_this_base
 from rankzero.run_dir.intact import verify_result, weights_of
+from rankzero.run_dir.kept_aside import keep_aside
 from rankzero.run_dir.lease import exclusive_if_free
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import ADAPTER_CONFIG
@@ -93,6 +94,8 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         with scores_kept_still(run.run_dir):
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
+            if kept := keep_aside(run.run_dir.final, staged):
+                logger.warning("[RESULT] %s", kept)
             commit_directory(staged, run.run_dir.final, about, known=weights)
     return step
 

@@ -34,6 +34,7 @@ from rankzero.run_dir.atomic import (
     storage_errors,
 )
 from rankzero.run_dir.intact import is_weights
+from rankzero.run_dir.kept_aside import keep_aside
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import LINKS, RunDir
 from rankzero.run_dir.result import FINAL
@@ -221,6 +222,8 @@ class _Pull:
             with storage_errors(staged):
                 (staged / file).write_bytes(self._read(f"{name}/{file}", names[f"{name}/{file}"]))
             self._fetched += 1
+        if name == FINAL and (kept := keep_aside(place, staged)):
+            self._say(kept)
         with storage_errors(place):
             for path in [*(path for path in staged.rglob("*")), staged]:
                 fsync_path(path)

@@ -30,6 +30,7 @@ from rankzero.run_dir.atomic import (
     verify_directory,
 )
 from rankzero.run_dir.intact import verify_result
+from rankzero.run_dir.kept_aside import keep_aside
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import FINAL
 from rankzero.run_dir.same_run import others_run, with_way_out
@@ -167,6 +168,8 @@ class RunStore:
             except StorageError as error:
                 say(f"the result in {self.url} is damaged and is not used: {error}")
                 return
+            if kept := keep_aside(final, staged):
+                say(kept)
             with storage_errors(final):
                 replace_directory(staged, final)
 

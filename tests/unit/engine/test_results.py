@@ -59,6 +59,34 @@ def test_a_whole_model_has_the_precision_of_its_files_where_no_config_says_it(tm
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
+def test_what_people_put_into_a_result_is_kept_where_the_run_goes_on(
+    tmp_path: Path, tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A merged model in final/, where cards of before had people write it, and a card with their own words."""
+    run_here(small_spec(tmp_path, tiny, train__max_steps=1))
+    spec = small_spec(tmp_path, tiny, train__max_steps=2)
+    final, written = run_root(spec) / "final", {}
+    (final / "merged").mkdir()
+    for name in ("merged/model.safetensors", "README.md", "notes.txt"):
+        written[name] = f"a day of work on {name}"
+        (final / name).write_text(written[name])
+    (final / ".hidden").touch()
+    capfd.readouterr()
+    longer = ("train.max_steps",)
+    run_here(spec, allow_changes=longer)
+    assert read_manifest(final)["step"] == 2 and verify_result(final) == ()
+    assert {path.relative_to(final).as_posix() for path in final.rglob("*")} == {
+        "manifest.json",
+        *read_manifest(final)["files"],
+    }
+    (kept,) = run_root(spec).glob("final-kept-*")
+    assert {path.relative_to(kept).as_posix(): path.read_text() for path in kept.rglob("*.*")} == written
+    said = f"what was changed in {final}, or put there, is now in {kept}: README.md, merged, notes.txt"
+    assert said in log(spec) + capfd.readouterr().err
+    run_here(small_spec(tmp_path, tiny, train__max_steps=3), allow_changes=longer)
+    assert list(run_root(spec).glob("final-kept-*")) == [kept], "of what only the run has written nothing"
+
+
 def plain_eval_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> float:
     """Loss over assistant turns with nothing of rankzero: render, tokenise, mask after the last assistant header."""
     total, count = 0.0, 0

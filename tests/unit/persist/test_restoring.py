@@ -229,3 +229,30 @@ def test_a_result_that_people_have_edited_can_be_pulled(run: RunDir, place: Path
     (place / "final" / WEIGHTS).write_text("of tex")
     with pytest.raises(StorageError, match="sha256 differs"):
         pull(ObjectSource(place.as_uri()), tmp_path / "another", print)
+
+
+@pytest.mark.parametrize("by", ["restore", "pull"])
+def test_what_people_put_into_a_result_is_kept_where_another_one_comes(
+    by: str, run: RunDir, place: Path, tmp_path: Path
+) -> None:
+    back, said = RunDir(tmp_path / "back" / "r"), []
+    result(back, "of five")
+    (back.final / "config").write_text("edited")
+    (back.final / "merged").mkdir()
+    (back.final / "merged" / WEIGHTS).write_text("a day of work")
+    (run.final / "own").write_text("added by somebody there")
+    store_of(run, place.as_uri()).upload()
+    if by == "restore":
+        store_of(back, place.as_uri()).restore(said.append)
+    else:
+        pull(ObjectSource(place.as_uri()), back.root, said.append)
+    assert (back.final / WEIGHTS).read_text() == "of ten"
+    verify_directory(back.final)
+    (kept,) = back.root.glob("final-kept-*")
+    assert (kept / "config").read_text() == "edited"
+    assert (kept / "merged" / WEIGHTS).read_text() == "a day of work"
+    assert sorted(path.name for path in kept.iterdir()) == ["config", "merged"]
+    assert [line for line in said if line.endswith(f"is now in {kept}: config, merged")]
+    again: list[str] = []
+    pull(ObjectSource(place.as_uri()), back.root, again.append)
+    assert len(list(back.root.glob("final-kept-*"))) == 1
