@@ -11,12 +11,12 @@ from rankzero.directories import files_below
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.machine import offline
 from rankzero.redaction import Redactor
-from rankzero.run_dir.atomic import MANIFEST, storage_errors
+from rankzero.run_dir.atomic import MANIFEST, read_manifest, storage_errors
 from rankzero.run_dir.paths import MERGE
 from rankzero.run_dir.result import ADAPTER_CONFIG
 from rankzero.wording import first_line
 
-KEPT_HERE = (MANIFEST, MERGE, ".*")
+KEPT_HERE = (MANIFEST, MERGE)
 """What says where things lay on this machine."""
 _READ = (".json", ".md", ".jinja", ".txt", ".py")
 _VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json"})
@@ -41,14 +41,32 @@ def push_problems(directory: Path, repo: str) -> list[Problem]:
     if (directory / ADAPTER_CONFIG).is_file():
         problems += _base_problems(directory / ADAPTER_CONFIG)
     redact = Redactor(os.environ)
-    with storage_errors(directory):
-        files = list(files_below(directory))
-    for file in files:
-        if file.suffix in _READ and file.name not in (*KEPT_HERE, *_VOCABULARIES) and file.is_file():
+    for file in sent_files(directory):
+        if file.suffix in _READ and file.name not in _VOCABULARIES:
             text = file.read_text(encoding="utf-8", errors="replace")
             if redact(text) != text:
                 problems.append(Problem("there is a secret in it", str(file), "take it out, or push another directory"))
     return problems
+
+
+def sent_files(directory: Path) -> list[Path]:
+    """The files of a directory that others get. What is hidden stays here, at any depth, and so do other results that
+    were written inside: each is pushed by its own name. Raises StorageError."""
+
+    def is_part(name: str) -> bool:
+        return not Path(name).name.startswith(".") and not _is_result(directory / name)
+
+    with storage_errors(directory):
+        found = [path for path in files_below(directory, into=is_part) if path.is_file()]
+    return [path for path in found if path.name not in KEPT_HERE and not path.name.startswith(".")]
+
+
+def _is_result(directory: Path) -> bool:
+    try:
+        read_manifest(directory)
+    except StorageError:
+        return False
+    return True
 
 
 def push(directory: Path, repo: str, *, private: bool) -> str:
@@ -59,7 +77,7 @@ def push(directory: Path, repo: str, *, private: bool) -> str:
     AccessError, ServiceError, StorageError.
     """
     import httpx2
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
@@ -67,8 +85,9 @@ def push(directory: Path, repo: str, *, private: bool) -> str:
     try:
         made = api.create_repo(repo, private=private, exist_ok=False)
         repo = made.repo_id
-        message = "Upload by rankzero"
-        api.upload_folder(repo_id=repo, folder_path=directory, ignore_patterns=list(KEPT_HERE), commit_message=message)
+        files = {path.relative_to(directory).as_posix(): path for path in sent_files(directory)}
+        added = [CommitOperationAdd(name, path) for name, path in files.items()]
+        api.create_commit(repo, added, commit_message="Upload by rankzero")
     except BaseException as error:
         if made is not None:
             with suppress(Exception):  # the first error is the one to tell

@@ -258,7 +258,7 @@ def _load(card: Card) -> list[str]:
     if card.form == "adapter" and card.base_id is None:
         found.append("`adapter_config.json` says where the base was; elsewhere, give its directory instead.")
     if card.form == "adapter" and not card.served_apart:
-        found.append("Servers take it merged: `rankzero merge . -o merged`.")
+        found.append("Servers take it merged: `rankzero merge . -o ../merged`.")
     if card.form == "adapter" and card.quantization == "fp8":
         found.append("It was trained on the base in 8-bit floats, which the snippet does not make.")
     return found

@@ -126,7 +126,7 @@ def commands(result: Loading, *, base: str, name: str, rank: int | None) -> str:
     if form != "adapter":
         return f"{ask}vllm serve . --served-model-name {name}{told}"
     if rank is None:
-        return f"{ask}rankzero merge . -o merged"
+        return f"{ask}rankzero merge . -o ../merged"
     room = next((size for size in _LORA_RANKS if size >= rank), rank)
     which = "" if result.revision is None else f" --revision {quote(result.revision)}"
     own = "--tokenizer . --generation-config ."  # the template and the ends of replies that were trained with

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,30 @@ def test_a_result_is_pushed_on_request(tmp_path: Path) -> None:
         assert Hub.made == {"me/mine": True} and Hub.deleted == []
 
 
+def test_no_place_of_this_machine_is_pushed_however_deep_it_lies(tmp_path: Path) -> None:
+    """Of a model that was merged inside the result, where cards of before had people write it; somebody's own files
+    come along."""
+
+    class Hub(TakingHub):
+        pass
+
+    source = whole(tmp_path)
+    spec, _ = trained("llama", tmp_path / "other")
+    merge(spec.model, tmp_path / "other/final", source / "merged")
+    (source / "merged/.secret").write_text("hf_abcdefghijklmnopqrstuvwx")
+    for name in ("notes/[1].md", "notes/merge.json", "notes/.git/config", "site/manifest.json", "site/index.html"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}" if name.endswith(".md") else str(tmp_path))
+    (source / "site/index.html").write_text("own")
+    with serving(Hub) as url:
+        done = pushed(source, "me/mine", url, tmp_path)
+        assert done.returncode == 0, done.stderr
+        files = Hub.files["me/mine"]
+    assert {name for name in files if "/" in name} == {"notes/[1].md", "site/index.html"}
+    assert "model.safetensors" in files and CARD in files
+    assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+
+
 def test_a_repository_without_an_owner_is_that_of_the_token(tmp_path: Path) -> None:
     class Hub(TakingHub):
         pass
@@ -326,8 +351,12 @@ def test_of_a_push_that_is_stopped_nothing_is_left(number: signal.Signals, tmp_p
 
     class Hub(TakingHub):
         def commits(self) -> bool:
+            self.send_response(200)
+            self.end_headers()
             sending.set()
-            gone.wait()
+            with suppress(OSError):  # who asked is gone
+                while not gone.wait(0.01):  # a byte wakes it: one that is asked just before it waits would not hear
+                    self.wfile.write(b" ")
             return False
 
     source = whole(tmp_path)

@@ -182,3 +182,9 @@ def test_the_base_is_named_with_its_revision() -> None:
     assert "revision='v1.5'" in card_text(pinned)
     for other in (dataclasses.replace(pinned, base_id=None), dataclasses.replace(pinned, form="merged"), CARD):
         assert "revision" not in card_text(other)
+
+
+def test_no_command_of_a_card_writes_into_the_result() -> None:
+    """Which is replaced whole where its run goes on, and pushed whole."""
+    text = card_text(replace(CARD, served_apart=False))
+    assert re.findall(r"rankzero merge \. -o (\S+?)[`\n]", text) == ["../merged", "../merged"]
