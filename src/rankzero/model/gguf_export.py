@@ -51,13 +51,14 @@ def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) ->
 
     Uses no network. Raises ConfigError with the converter's own words where it cannot, StorageError.
     """
-    staged = output.with_name(stage_name(output.name))
+    directory = output.with_name(stage_name(output.name))
+    staged = directory / "model.gguf"  # of a name with braces in it the converter would make another one
     command = [*converter, os.path.realpath(model), "--outfile", os.path.realpath(staged), "--outtype", outtype]
     command += ["--model-name", output.stem]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         with storage_errors(output):
-            output.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True)
         try:
             done = _run(command, env)
         except OSError as error:  # of the program, not of the output: no interpreter, another machine's, a mount
@@ -77,7 +78,7 @@ def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) ->
         put_new_file(staged, output)
         return tensors
     finally:
-        staged.unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:

@@ -167,6 +167,21 @@ def test_a_conversion_that_fails_leaves_nothing(body: str, says: str, tmp_path: 
     assert not list((tmp_path / "out").iterdir()) and not left_behind(tmp_path)
 
 
+def test_braces_in_a_name_are_its_own(tmp_path: Path, cli: Cli) -> None:
+    """The converter takes them for the type's place in the name; another mistake of a name leaves nothing either."""
+    source = whole(tmp_path)
+    body = """
+out = os.path.join(os.path.dirname(out), os.path.basename(out).format(ftype="f16"))
+open(out, "wb").write(b"GGUF" + (3).to_bytes(4, "little") + (21).to_bytes(8, "little") + bytes(8))
+"""
+    program = converter(tmp_path / "program", body)
+    for name in ("x-{ftype}.gguf", "{}/{0}{.gguf"):
+        done = cli(f"export {source} --to gguf -o '{tmp_path}/{name}' --converter {program}")
+        assert done.code == 0, done.err
+        assert tensors_of(tmp_path / name) == 21
+    assert not left_behind(tmp_path) and not left_behind(tmp_path / "{}")
+
+
 def test_what_comes_to_stand_there_meanwhile_stays(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     source = whole(tmp_path)
     place = tmp_path / "my.gguf"
