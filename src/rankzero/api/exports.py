@@ -12,9 +12,8 @@ from rankzero.api.results import Tell, warn
 from rankzero.errors import ConfigError, Problem, UsageError
 
 if TYPE_CHECKING:
-    from rankzero.engine.exporting import Exported
+    from rankzero.engine.exporting import Exported, Found
     from rankzero.model.merge import BaseWeights
-    from rankzero.run_dir.result import Adapter
 
 GgufType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 """What a GGUF file holds its weights in, as far as the converter writes it; auto: 16 bits as they are."""
@@ -44,10 +43,10 @@ def export(
     if Path(output).suffix == ".gguf":
         hint = "export_gguf writes one; else name a directory"
         raise UsageError("this is the name of a GGUF file", where=str(output), hint=hint)
-    weights, adapter = _ready(target, model, place(output), (), tell)
+    found = _ready(target, model, place(output), (), tell)
     from rankzero.engine.exporting import export_safetensors
 
-    return export_safetensors(weights, adapter, place(output), shard_bytes=shard_bytes, base_weights=base_weights)
+    return export_safetensors(found, place(output), shard_bytes=shard_bytes, base_weights=base_weights)
 
 
 @places_told()
@@ -72,26 +71,29 @@ def export_gguf(
 
     command = find_converter(converter)
     wrong = (command,) if isinstance(command, Problem) else ()
-    weights, adapter = _ready(target, model, place(output), wrong, tell)
+    found = _ready(target, model, place(output), wrong, tell)
     from rankzero.engine.exporting import export_gguf as write
 
-    found = command if isinstance(command, list) else []
-    return write(weights, adapter, place(output), outtype=gguf_type, converter=found, base_weights=base_weights)
+    program = command if isinstance(command, list) else []
+    return write(found, place(output), outtype=gguf_type, converter=program, base_weights=base_weights)
 
 
 def _ready(
     target: str | os.PathLike[str], model: str | None, output: Path, wrong: tuple[Problem, ...], tell: Tell
-) -> tuple[Path, Adapter | None]:
-    """Where the weights are, and the adapter where they are one's. Raises ConfigError with `wrong` and what else is."""
+) -> Found:
+    """Where the weights are, and what they are of. Raises ConfigError with `wrong` and what else is."""
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.intact import verify_result
-    from rankzero.run_dir.result import find_weights
+    from rankzero.run_dir.result import checkpoint_of_whole, find_weights
 
     weights, adapter = find_weights(place(target), model)
     require_engine()
     there = (Problem("there is something already", str(output), "name another place"),) if output.exists() else ()
     if there or wrong:
         raise ConfigError([*there, *wrong])
+    if adapter is None and (whole := checkpoint_of_whole(weights, model)) is not None:  # which has been verified
+        tell(whole[1].changed)
+        return weights, whole
     tell(verify_result(weights))
     return weights, adapter
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A saved state of a run: `path`/model has its weights in Hugging Face format."""
+    """A saved state of a run: `path`/model is an adapter as peft has it, or a whole model's weights as training holds
+    them, which `rankzero.export` makes a model of."""
 
     step: int
     path: Path

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankzero.engine.checkpoint_export import write_as_result
 from rankzero.engine.merging import merge_adapter
 from rankzero.errors import ConfigError
 from rankzero.model.files import CHAT_TEMPLATES, INDEX, WEIGHTS, read_config, weight_files, weight_problems
@@ -17,7 +18,8 @@ from rankzero.model.merge import BaseWeights
 from rankzero.model.weights import copy_in_shards, library_errors, staged_for
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name
 from rankzero.run_dir.of_weights import MAX_LENGTH, TEMPLATE_KWARGS, max_length_of
-from rankzero.run_dir.result import Adapter
+from rankzero.run_dir.result import Adapter, Result
+from rankzero.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,32 @@ class Exported:
         return {"output": str(self.place), "bytes": self.bytes, "files": self.files, "notes": list(self.said)}
 
 
+Found = tuple[Path, Adapter | tuple[RunSpec, Result] | None]
+"""Where weights are, and what they are of: an adapter, a full fine-tune's checkpoint; None: a model as it is."""
+
+
+def _written(
+    found: Found, output: Path, *, base_weights: BaseWeights, shard_bytes: int | None = None, known_as: Path
+) -> tuple[str, ...] | None:
+    """Write one plain model of what is none yet to `output`, and say what else there is to know of it; None, and
+    nothing written, where it is one. `known_as`: what is made of the model, where it does not stay."""
+    place, of = found
+    if of is None:
+        return None
+    if isinstance(of, Adapter):
+        done = merge_adapter(of, output, base_weights=base_weights, shard_bytes=shard_bytes, known_as=known_as)
+        return (done.in_words,)
+    write_as_result(*of, place, output, shard_bytes=shard_bytes)
+    return ("of a checkpoint: as the run's result would be, had it ended there",)
+
+
 @settled_libraries
-def export_safetensors(
-    place: Path, adapter: Adapter | None, output: Path, *, shard_bytes: int, base_weights: BaseWeights
-) -> Exported:
-    """The model in `place` as a directory with files of up to `shard_bytes`; an adapter is merged. Raises as `merge`
-    does."""
-    if adapter is not None:
-        done = merge_adapter(adapter, output, base_weights=base_weights, shard_bytes=shard_bytes)
-        return _counted(output, (done.in_words,))
+def export_safetensors(found: Found, output: Path, *, shard_bytes: int, base_weights: BaseWeights) -> Exported:
+    """The model as a directory with files of up to `shard_bytes`; an adapter is merged. Raises as `merge` does."""
+    made = _written(found, output, base_weights=base_weights, shard_bytes=shard_bytes, known_as=output)
+    if made is not None:
+        return _counted(output, made)
+    place = found[0]
     require_weights(place)
     with staged_for(output) as staged, library_errors(output):
         copy_in_shards(place, staged, shard_bytes)
@@ -59,22 +78,19 @@ def export_safetensors(
 
 @settled_libraries
 def export_gguf(
-    place: Path, adapter: Adapter | None, output: Path, *, outtype: str, converter: list[str], base_weights: BaseWeights
+    found: Found, output: Path, *, outtype: str, converter: list[str], base_weights: BaseWeights
 ) -> Exported:
-    """The model in `place` as one file; an adapter is merged beside it first, which takes as much disk again for as
-    long. Raises ConfigError of what GGUF is not for, and as `merge` and `to_gguf` do."""
-    if adapter is None:
-        require_weights(place)
-        notes = of_gguf(read_config(place), place)
-        tensors = to_gguf(place, output, outtype=outtype, converter=converter)
-    else:
-        merged = output.parent / stage_name(f"{output.stem}-merged")
-        try:
-            done = merge_adapter(adapter, merged, base_weights=base_weights, known_as=output)
-            notes = (*of_gguf(read_config(merged), place), done.in_words)
-            tensors = to_gguf(merged, output, outtype=outtype, converter=converter)
-        finally:
-            shutil.rmtree(merged, ignore_errors=True)
+    """The model as one file; an adapter is merged beside it first, which takes as much disk again for as long. Raises
+    ConfigError of what GGUF is not for, and as `merge` and `to_gguf` do."""
+    place, merged = found[0], output.parent / stage_name(f"{output.stem}-merged")
+    try:
+        made = _written(found, merged, base_weights=base_weights, known_as=output)
+        model = place if made is None else merged
+        require_weights(model)
+        notes = (*of_gguf(read_config(model), place), *(made or ()))
+        tensors = to_gguf(model, output, outtype=outtype, converter=converter)
+    finally:
+        shutil.rmtree(merged, ignore_errors=True)
     return Exported(output, output.stat().st_size, 1, (f"{tensors} tensors", *notes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, Se
 from rankzero.machine import offline
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import MANIFEST, read_manifest, storage_errors
-from rankzero.run_dir.paths import MERGE
+from rankzero.run_dir.intact import WEIGHTS
+from rankzero.run_dir.paths import MERGE, RunDir
 from rankzero.run_dir.result import ADAPTER_CONFIG
 from rankzero.wording import first_line
 
@@ -40,6 +42,10 @@ def push_problems(directory: Path, repo: str) -> list[Problem]:
         problems.append(Problem("there is no token of the Hub", "HF_TOKEN", hint))
     if (directory / ADAPTER_CONFIG).is_file():
         problems += _base_problems(directory / ADAPTER_CONFIG)
+    elif _is_checkpoint(Path(os.path.realpath(directory))):
+        what = "a checkpoint has the weights as training holds them, which nobody else loads, and no tokenizer"
+        hint = f"make a model of it, and push that: rankzero export {shlex.quote(str(directory))} -o exported"
+        problems.append(Problem(what, str(directory), hint))
     redact = Redactor(os.environ)
     for file in sent_files(directory):
         if file.suffix in _READ and file.name not in _VOCABULARIES:
@@ -47,6 +53,10 @@ def push_problems(directory: Path, repo: str) -> list[Problem]:
             if redact(text) != text:
                 problems.append(Problem("there is a secret in it", str(file), "take it out, or push another directory"))
     return problems
+
+
+def _is_checkpoint(weights: Path) -> bool:
+    return weights.name == WEIGHTS and RunDir(weights.parent.parent.parent).is_checkpoint(weights.parent)
 
 
 def sent_files(directory: Path) -> list[Path]:

@@ -135,6 +135,7 @@ def export_final(
     dtype: torch.dtype,
     stop_ids: list[int],
     state: State | None = None,
+    shard_bytes: int | None = None,
 ) -> None:
     """Write the result: adapter or full weights in `dtype`, tokenizer with its chat template, generation config.
 
@@ -149,7 +150,7 @@ def export_final(
         if generation is not None and model.get_base_model().can_generate():
             generation.save_pretrained(str(directory))
     else:
-        save_whole(model, directory, dtype=dtype, state=state)
+        save_whole(model, directory, dtype=dtype, state=state, shard_bytes=shard_bytes)
     name_stop_ids(directory, stop_ids)
     tokenizer.save_pretrained(str(directory))
 

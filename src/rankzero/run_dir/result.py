@@ -222,6 +222,15 @@ def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | N
     return place, find_adapter(place, base) if (place / ADAPTER_CONFIG).is_file() else None
 
 
+def checkpoint_of_whole(weights: Path, base: str | None) -> tuple[RunSpec, Result] | None:
+    """Of a full fine-tune's checkpoint, as its weights lie there: the run's spec, and the base with these weights as
+    `adapter`. None of anything else. `base`: another place to take that from. Raises as `find_adapter` does."""
+    run = None if (weights / ADAPTER_CONFIG).is_file() or not _is_checkpoint(weights) else _run_of(weights)
+    if run is None or (spec := _spec_for(run, weights)).lora is not None:
+        return None
+    return spec, _with_base(_of_checkpoint(weights, run, spec.task_section.uses), base, str(weights))
+
+
 def find_files(path: Path) -> Path:
     """The directory with the files of a run's result, or of any model or adapter here. Raises ConfigError where there
     are none."""
