@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.engine.checkpoint_export import write_as_result
+from rankzero.engine.gguf_ends import told_of_its_end
 from rankzero.engine.merging import merge_adapter
 from rankzero.errors import ConfigError
 from rankzero.model.files import CHAT_TEMPLATES, INDEX, WEIGHTS, read_config, weight_files, weight_problems
@@ -88,10 +89,11 @@ def export_gguf(
         model = place if made is None else merged
         require_weights(model)
         notes = (*of_gguf(read_config(model), place), *(made or ()))
-        tensors = to_gguf(model, output, outtype=outtype, converter=converter)
+        with told_of_its_end(model, _template_kwargs(model)) as (told, of_ends):
+            tensors = to_gguf(told, output, outtype=outtype, converter=converter)
     finally:
         shutil.rmtree(merged, ignore_errors=True)
-    return Exported(output, output.stat().st_size, 1, (f"{tensors} tensors", *notes))
+    return Exported(output, output.stat().st_size, 1, (f"{tensors} tensors", *notes, *of_ends))
 
 
 def of_gguf(config: Mapping[str, Any], place: Path) -> tuple[str, ...]:
@@ -122,6 +124,12 @@ def _kept(place: Path) -> dict[str, Any]:
     kept = {name: manifest[name] for name in ("card", "labels", "merged", TEMPLATE_KWARGS) if name in manifest}
     longest = max_length_of(place)
     return kept if longest is None else {**kept, MAX_LENGTH: longest}
+
+
+def _template_kwargs(place: Path) -> dict[str, Any]:
+    kept = _kept(place)
+    given: dict[str, Any] = (kept.get("card") or kept).get(TEMPLATE_KWARGS) or {}
+    return given
 
 
 def _counted(directory: Path, said: tuple[str, ...]) -> Exported:

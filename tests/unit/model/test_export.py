@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rankzero
@@ -27,6 +29,7 @@ from rankzero.run_dir.card import CARD, Card, Licence
 from tests.support.cli import Cli
 from tests.support.gguf import known_tokenizer, wide_config
 from tests.support.servers import TakingHub, serving
+from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import CLASSES, logits
 from tests.unit.model.test_merge import distance, trained
@@ -271,6 +274,68 @@ pathlib.Path(__file__).with_name("told").write_text(json.dumps(sys.argv[1:]))
     assert not Path(told[0]).exists() and not left_behind(tmp_path)
 
 
+_SAYS_WHAT_IT_IS_GIVEN = """
+import pathlib
+model, here = pathlib.Path(sys.argv[1]), pathlib.Path(__file__).parent
+assert (model / "model.safetensors").is_file() and (model / "config.json").is_file()
+(here / "given.json").write_text((model / "tokenizer_config.json").read_text())
+open(out, "wb").write(b"GGUF" + (3).to_bytes(4, "little") + (21).to_bytes(8, "little") + bytes(8))
+"""
+
+
+def taught_to_end(source: Path, end: str, *, post_processor: bool = False) -> None:
+    """A model whose chat template writes `end` behind answers, at which its tokenizer does not stop."""
+    tokenizer = tiny_tokenizer(
+        specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>", end),
+        eos="<|endoftext|>",
+        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}",
+    )
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", end)}
+    if post_processor:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", ids["<|endoftext|>"])]
+        )
+    tokenizer.save_pretrained(source)
+    config = source / "generation_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": list(ids.values())}))
+    (source / "manifest.json").unlink()  # of the files before
+
+
+@pytest.mark.parametrize(
+    ("end", "post_processor", "given", "says"),
+    [
+        ("<|done|>", False, "<|done|>", "its end token is <|done|>, which ends an answer, in the place of <|endo"),
+        ("<|done|>", True, "<|endoftext|>", "llama.cpp does not stop at <|done|>"),
+        ("<|eot_id|>", False, "<|endoftext|>", ""),
+    ],
+)
+def test_a_gguf_file_ends_where_training_taught_it_to(
+    end: str, post_processor: bool, given: str, says: str, tmp_path: Path, cli: Cli
+) -> None:
+    """A file has one end token, which is not put behind prompts; ends that llama.cpp knows by name are left alone."""
+    source = whole(tmp_path)
+    taught_to_end(source, end, post_processor=post_processor)
+    before = (source / "tokenizer_config.json").read_bytes()
+    program = converter(tmp_path / "program", _SAYS_WHAT_IT_IS_GIVEN)
+    done = cli(f"export {source} --to gguf -o {tmp_path}/m.gguf --converter {program} --json")
+    assert done.code == 0, done.err
+    assert json.loads((program / "given.json").read_text())["eos_token"] == given
+    notes = [note for note in json.loads(done.out)["notes"] if end in note]
+    assert len(notes) == bool(says) and all(note.startswith(says) for note in notes)
+    assert (source / "tokenizer_config.json").read_bytes() == before and not left_behind(tmp_path)
+
+
+def test_a_gguf_file_s_template_is_told_of_with_what_it_was_given(tmp_path: Path, cli: Cli) -> None:
+    spec, _ = trained("llama", tmp_path)
+    made = Card("r", "base", None, Licence(), "causal", "whole", chat_template_kwargs={"it's": [1]})
+    merge(spec.model, tmp_path / "final", tmp_path / "whole", card=made)
+    program = converter(tmp_path / "program", _SAYS_WHAT_IT_IS_GIVEN)
+    done = cli(f"export {tmp_path}/whole --to gguf -o {tmp_path}/m.gguf --converter {program}")
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if "--chat-template-kwargs" in line]
+    assert json.loads(shlex.split(line)[-1]) == {"it's": [1]}
+
+
 def test_what_gguf_is_not_for_is_said(tmp_path: Path, cli: Cli) -> None:
     spec, _ = trained("distilbert", tmp_path, data__labels=CLASSES)
     merge(spec.model, tmp_path / "final", tmp_path / "classifier", labels=CLASSES)
@@ -476,3 +541,16 @@ def test_llama_cpp_says_what_the_result_says(
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="f32.gguf", dtype=torch.float32).eval()
     assert distance(logits(read), logits(adapted)) < 1e-4
     assert AutoTokenizer.from_pretrained(tmp_path, gguf_file="f32.gguf").eos_token_id is not None
+
+
+@needs_llama_cpp
+def test_the_taught_end_is_in_the_file(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONFIGS, "llama", wide_config("llama"))
+    source = whole(tmp_path, model_vocabulary=600)
+    taught_to_end(source, "<|done|>")
+    program = known_tokenizer("llama", tmp_path, LLAMA_CPP)
+    done = cli(f"export {source} --to gguf -o {tmp_path}/m.gguf --converter {program}")
+    assert done.code == 0, done.err
+    read = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    assert read.eos_token == "<|done|>"
+    assert read.encode("a text") == AutoTokenizer.from_pretrained(source).encode("a text")
