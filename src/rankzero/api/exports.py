@@ -84,13 +84,14 @@ def _ready(
     """Where the weights are, and what they are of. Raises ConfigError with `wrong` and what else is."""
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.intact import verify_result
+    from rankzero.run_dir.kept_aside import place_problems
     from rankzero.run_dir.result import checkpoint_of_whole, find_weights
 
     weights, adapter = find_weights(place(target), model)
     require_engine()
-    there = (Problem("there is something already", str(output), "name another place"),) if output.exists() else ()
-    if there or wrong:
-        raise ConfigError([*there, *wrong])
+    problems = [*place_problems(output), *wrong]
+    if problems:
+        raise ConfigError(problems)
     if adapter is None and (whole := checkpoint_of_whole(weights, model)) is not None:  # which has been verified
         tell(whole[1].changed)
         return weights, whole

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rankzero.api.arguments import require_count
 from rankzero.api.arguments import texts as all_texts
 from rankzero.api.places import place, places_told
+from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
     from rankzero.engine.chat import Chat
@@ -139,15 +140,17 @@ def merge(
     or one with an adapter; `model` is its base, where that is not where the adapter says.
 
     What was written is loaded again and asked about the same texts as base and adapter. Raises ConfigError where there
-    is no adapter, `output` exists or the two differ by more than rounding, StorageError where weights are damaged.
+    is no adapter, `output` exists or lies in a checkpoint, or the two differ by more than rounding, StorageError where
+    weights are damaged.
     """
     from rankzero.api.installed import require_engine
-    from rankzero.run_dir.atomic import require_nothing_at
     from rankzero.run_dir.intact import verify_result
+    from rankzero.run_dir.kept_aside import place_problems
     from rankzero.run_dir.result import find_adapter
 
     found = find_adapter(place(target), model)
-    require_nothing_at(place(output))
+    if problems := place_problems(place(output)):
+        raise ConfigError(problems)
     require_engine()
     tell(verify_result(found.directory))
     from rankzero.engine.merging import merge_adapter

@@ -1,5 +1,5 @@
-"""What people put into a run's final/, or changed there, is kept where another result takes its place. Knows the
-manifest; removes nothing."""
+"""What people make of a run stays: what they put into its final/, or changed there, is kept where another result takes
+its place, and nothing is written into a checkpoint, which goes once newer ones are there. Removes nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankzero.errors import StorageError
+from rankzero.errors import Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, file_sha256, read_manifest, storage_errors
 from rankzero.run_dir.intact import is_weights
+from rankzero.run_dir.paths import RunDir
 
 _SHOWN = 5
+
+
+def place_problems(output: Path) -> list[Problem]:
+    """What keeps something from being written to a place, to stay there."""
+    if os.path.lexists(output):
+        return [Problem("there is something already", str(output), "name another place")]
+    for place in Path(os.path.realpath(output)).parents:
+        if RunDir(place.parent.parent).is_checkpoint(place) and (place / MANIFEST).is_file():
+            what = f"it would be in the checkpoint {place}, and be deleted with it once the run has newer ones"
+            return [Problem(what, str(output), "name another place")]
+    return []
 
 
 def keep_aside(final: Path, staged: Path) -> str:

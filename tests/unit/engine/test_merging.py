@@ -106,3 +106,18 @@ def forget_dtype(final: Path) -> None:
     (final / "manifest.json").unlink()
     staged = final.rename(final.parent / "staged")
     commit_directory(staged, final, {"spec": manifest["spec"]})
+
+
+@pytest.mark.parametrize("command", ["merge", "export"])
+def test_nothing_is_written_where_it_would_be_deleted_with_its_checkpoint(
+    command: str, tmp_path: Path, cli: Cli
+) -> None:
+    """Also by way of a link to it."""
+    spec = small_spec(tmp_path, tiny_gpt2(tmp_path / "base"), train__max_steps=1)
+    run_here(spec)
+    run = run_root(spec)
+    for place in ("checkpoints/step-1/model/merged", "last/merged"):
+        done = cli(f"{command} {run} -o {run}/{place}")
+        assert done.code == 78 and "be deleted with it once the run has newer ones" in done.err, done.err
+    assert not list(run.rglob("merged"))
+    assert cli(f"{command} {run} -o {run}/checkpoints/merged").code == 0, "in no checkpoint"
