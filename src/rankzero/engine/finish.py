@@ -94,9 +94,10 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         with scores_kept_still(run.run_dir):
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
-            if kept := keep_aside(run.run_dir.final, staged):
-                logger.warning("[RESULT] %s", kept)
-            commit_directory(staged, run.run_dir.final, about, known=weights)
+            keep, said = keep_aside(run.run_dir.final, staged)
+            if said:
+                logger.warning("[RESULT] %s", said)
+            commit_directory(staged, run.run_dir.final, about, known=weights, keep=keep)
     return step
 
 

@@ -222,12 +222,13 @@ class _Pull:
             with storage_errors(staged):
                 (staged / file).write_bytes(self._read(f"{name}/{file}", names[f"{name}/{file}"]))
             self._fetched += 1
-        if name == FINAL and (kept := keep_aside(place, staged)):
-            self._say(kept)
+        keep, said = keep_aside(place, staged) if name == FINAL else (None, "")
+        if said:
+            self._say(said)
         with storage_errors(place):
             for path in [*(path for path in staged.rglob("*")), staged]:
                 fsync_path(path)
-            replace_directory(staged, place)
+            replace_directory(staged, place, keep=keep)
 
     def _verified(self, name: str, here: Path, staged: Path, entry: Mapping[str, object]) -> bool:
         """One file with the hash that its manifest says: from here, from what an earlier call has of it, or anew. False

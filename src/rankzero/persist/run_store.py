@@ -168,10 +168,11 @@ class RunStore:
             except StorageError as error:
                 say(f"the result in {self.url} is damaged and is not used: {error}")
                 return
-            if kept := keep_aside(final, staged):
-                say(kept)
+            keep, said = keep_aside(final, staged)
+            if said:
+                say(said)
             with storage_errors(final):
-                replace_directory(staged, final)
+                replace_directory(staged, final, keep=keep)
 
     def _bring_checkpoint(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
         """False where its bytes are not those that were saved, which is spoken of. Raises what keeps it from coming:

@@ -213,6 +213,7 @@ def commit_directory(
     known: Mapping[str, dict[str, Any]] | None = None,
     durable: bool = True,
     replaces: bool = True,
+    keep: Path | None = None,
 ) -> None:
     """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
 
@@ -220,9 +221,10 @@ def commit_directory(
     seen here. Not `durable`: nothing is synced, since nobody reads it after the machine was off.
 
     An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
-    never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Where nothing is to be
-    replaced (not `replaces`), ConfigError is raised of what has come to stand there. Files get the permissions
-    that `staged` has, by the umask: some libraries write theirs for the owner alone. Raises StorageError.
+    never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. It stays as `keep`, where
+    that is given. Where nothing is to be replaced (not `replaces`), ConfigError is raised of what has come to stand
+    there. Files get the permissions that `staged` has, by the umask: some libraries write theirs for the owner alone.
+    Raises StorageError.
     """
     with storage_errors(final):
         # by their names too: a network file system may list what was there a while ago
@@ -239,18 +241,18 @@ def commit_directory(
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged] if durable else ():
             fsync_path(path)
         if replaces:
-            replace_directory(staged, final, durable=durable)
+            replace_directory(staged, final, durable=durable, keep=keep)
         else:
             with _nothing_there(final):
                 os.rename(staged, final)  # onto nothing, or an empty directory
                 fsync_path(final.parent)
 
 
-def replace_directory(staged: Path, final: Path, *, durable: bool = True) -> None:
-    """Rename a directory to its place. What is there is moved aside first, and removed; where the place is not taken,
-    it is put back. Raises OSError."""
-    displaced = final.with_name(stage_name(f"old-{final.name}"))
-    if final.exists():
+def replace_directory(staged: Path, final: Path, *, durable: bool = True, keep: Path | None = None) -> None:
+    """Rename a directory to its place. What is there is moved aside first, and removed, or stays as `keep`; where the
+    place is not taken, it is put back. Of a link only the link is removed. Raises OSError."""
+    displaced = keep or final.with_name(stage_name(f"old-{final.name}"))
+    if os.path.lexists(final):
         os.rename(final, displaced)
     try:
         os.rename(staged, final)
@@ -260,7 +262,10 @@ def replace_directory(staged: Path, final: Path, *, durable: bool = True) -> Non
         raise
     if durable:
         fsync_path(final.parent)
-    shutil.rmtree(displaced, ignore_errors=True)
+    if displaced.is_symlink():
+        displaced.unlink()
+    elif keep is None:
+        shutil.rmtree(displaced, ignore_errors=True)
 
 
 def _sealed(value: dict[str, Any]) -> str:

@@ -1,20 +1,20 @@
 """What people make of a run stays: what they put into its final/, or changed there, is kept where another result takes
-its place, and nothing is written into a checkpoint, which goes once newer ones are there. Removes nothing."""
+its place, and nothing is written into a checkpoint, which goes once newer ones are there. Moves nothing itself."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankzero.errors import Problem, StorageError
-from rankzero.run_dir.atomic import MANIFEST, file_sha256, read_manifest, storage_errors
-from rankzero.run_dir.intact import is_weights
+from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, faults, file_sha256, read_manifest
 from rankzero.run_dir.paths import RunDir
 
+KEPT = "final-kept-"
+"""How a directory's name begins that was final/ and has what people made in it."""
 _SHOWN = 5
 
 
@@ -29,51 +29,55 @@ def place_problems(output: Path) -> list[Problem]:
     return []
 
 
-def keep_aside(final: Path, staged: Path) -> str:
-    """Put what is in `final`, and no run wrote there, beside it, before `staged` takes its place. Says what is where;
-    "" where nothing is. What the result needs stays whole until then. Hidden files are tools' own. Raises StorageError.
-    """
-    with storage_errors(final):
-        names = sorted(_others(final, staged, _written(final), "")) if final.is_dir() else []
-        if not names:
-            return ""
-        place = final.with_name(f"{final.name}-kept-{uuid.uuid4().hex[:8]}")
-        for name in names:
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            if (staged / name).is_file():
-                shutil.copy2(final / name, place / name)
-            else:
-                os.rename(final / name, place / name)
-    shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
-    return f"what was changed in {final}, or put there, is now in {place}: {shown}"
-
-
-def _written(final: Path) -> Mapping[str, Any]:
-    """The files that a run wrote, by the manifest; none where that cannot be read."""
+def keep_aside(final: Path, staged: Path) -> tuple[Path | None, str]:
+    """Where `final` is to be moved, whole, as `staged` takes its place: there is something in it that no run wrote, or
+    nobody can tell. None: nobody will miss it. And what there is to say of it, before it is done; "": nothing."""
+    if final.is_symlink():  # the link alone is replaced
+        return None, f"{final} was a link; what it led to stays as it is: {os.path.realpath(final)}"
+    if not os.path.lexists(final):
+        return None, ""
+    place = final.with_name(f"{KEPT}{uuid.uuid4().hex[:8]}")
     try:
-        files: Mapping[str, Any] = read_manifest(final)["files"]
+        names = sorted(_others(final, staged))
+    except OSError as error:
+        return place, f"{place} keeps what {final} was, which cannot be looked through: {error}"
+    if not names:
+        return None, ""
+    shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+    return place, f"{place} keeps what {final} was, where people have put or changed this: {shown}"
+
+
+def _others(final: Path, staged: Path) -> Iterator[str]:
+    """What no run wrote: by the manifest, all of it where that cannot be read. Raises OSError."""
+    try:
+        manifest: Mapping[str, Any] = read_manifest(final)
     except StorageError:
-        return {}
-    return files
-
-
-def _others(final: Path, staged: Path, written: Mapping[str, Any], inside: str) -> Iterator[str]:
-    for path in (final / inside).iterdir():
-        name = f"{inside}{path.name}"
-        if name == MANIFEST or path.name.startswith("."):
-            continue
-        if (staged / name).is_dir() and path.is_dir() and not path.is_symlink():
-            yield from _others(final, staged, written, f"{name}/")
-        elif not _is_of_run(path, name, staged, written):
+        manifest = {"files": {}}
+    changed = faults(final, manifest)
+    for name in _below(final):
+        is_own = name in manifest["files"] and name not in changed
+        if not is_own and not _are_alike(final / name, staged / name):
             yield name
 
 
-def _is_of_run(path: Path, name: str, staged: Path, written: Mapping[str, Any]) -> bool:
-    """Or stays as it is. Weights are the run's whatever has become of them: they are made anew."""
-    if is_weights(name) and (name in written or (not written and (staged / name).exists())):
-        return True
-    if not path.is_file():
-        return False
-    if name in written and file_sha256(path) == written[name]["sha256"]:
-        return True
-    return (staged / name).is_file() and file_sha256(path) == file_sha256(staged / name)
+def _below(final: Path) -> Iterator[str]:
+    """Files, and links of any kind; none that a program leaves by the way."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(final, onerror=fail):
+        folders[:] = [name for name in folders if not _is_left(name)]
+        links = (name for name in folders if os.path.islink(os.path.join(place, name)))
+        for name in (*files, *links):
+            inside = (Path(place) / name).relative_to(final).as_posix()
+            if not _is_left(name) and inside != MANIFEST:
+                yield inside
+
+
+def _is_left(name: str) -> bool:
+    return name == "__pycache__" or name.startswith(TEMPORARY_PREFIX)
+
+
+def _are_alike(path: Path, comes: Path) -> bool:
+    return path.is_file() and comes.is_file() and file_sha256(path) == file_sha256(comes)

@@ -80,9 +80,11 @@ def test_what_people_put_into_a_result_is_kept_where_the_run_goes_on(
         *read_manifest(final)["files"],
     }
     (kept,) = run_root(spec).glob("final-kept-*")
-    assert {path.relative_to(kept).as_posix(): path.read_text() for path in kept.rglob("*.*")} == written
-    said = f"what was changed in {final}, or put there, is now in {kept}: README.md, merged, notes.txt"
+    assert {name: (kept / name).read_text() for name in written} == written
+    names = ".hidden, README.md, merged/model.safetensors, notes.txt"
+    said = f"{kept} keeps what {final} was, where people have put or changed this: {names}"
     assert said in log(spec) + capfd.readouterr().err
+    assert read_manifest(kept)["step"] == 1, "it is whole, with the weights of then"
     run_here(small_spec(tmp_path, tiny, train__max_steps=3), allow_changes=longer)
     assert list(run_root(spec).glob("final-kept-*")) == [kept], "of what only the run has written nothing"
 
