@@ -16,6 +16,7 @@ from rankzero.errors import Problem, StorageError
 from rankzero.persist.stored_copy import StoredCopy, TakenError, checkpoint_name, committed_in, sizes_fit, steps_in
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, read_manifest, storage_errors, verify_directory
 from rankzero.run_dir.intact import is_weights, require_whole
+from rankzero.run_dir.kept_aside import KEPT
 from rankzero.run_dir.paths import LINKS, LinkName, RunDir
 from rankzero.run_dir.result import FINAL
 from rankzero.run_dir.steps import furthest
@@ -44,7 +45,8 @@ def is_plain(name: str) -> bool:
     alone."""
     parts = name.split("/")
     hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease", ".eval")) for part in parts)
-    return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED
+    for_here = parts[0].startswith(KEPT) or parts[-1] in _NOT_COPIED
+    return not hidden and not for_here and parts[0] not in ("checkpoints", *LINKS)
 
 
 def _is_record(name: str) -> bool:

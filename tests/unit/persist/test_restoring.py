@@ -15,6 +15,7 @@ from rankzero.persist.sources import ObjectSource
 from rankzero.persist.stored_copy import StoredCopy
 from rankzero.run_dir.atomic import stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.result import runs_in
 from tests.support.stored_runs import checkpoint, result, spec_of, store_of
 
 WEIGHTS = "model.safetensors"
@@ -256,3 +257,17 @@ def test_what_people_put_into_a_result_is_kept_where_another_one_comes(
     again: list[str] = []
     pull(ObjectSource(place.as_uri()), back.root, again.append)
     assert len(list(back.root.glob("final-kept-*"))) == 1
+
+
+def test_what_is_kept_of_an_older_result_stays_on_its_machine(run: RunDir, place: Path, tmp_path: Path) -> None:
+    """Nothing would take it away in the copy, and it would come back wherever that is read. It is no run, either."""
+    shutil.copytree(run.final, run.root / "final-kept-0")
+    store_of(run, place.as_uri()).upload()
+    assert (place / "final" / WEIGHTS).is_file() and not list(place.glob("final-kept-*"))
+    shutil.copytree(run.final, place / "final-kept-1")
+    back, pulled = RunDir(tmp_path / "back" / "r"), RunDir(tmp_path / "pulled")
+    store_of(back, place.as_uri()).restore(print)
+    pull(ObjectSource(place.as_uri()), pulled.root, print)
+    for there in (back, pulled):
+        assert there.final.is_dir() and not list(there.root.glob("final-kept-*"))
+    assert runs_in(run.root.parent) == [str(run.root)] and runs_in(run.root) == []
