@@ -11,6 +11,7 @@ from typing import Any
 
 from rankzero.errors import Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, faults, file_sha256, read_manifest
+from rankzero.run_dir.known import is_run
 from rankzero.run_dir.paths import RunDir
 
 KEPT = "final-kept-"
@@ -23,7 +24,8 @@ def place_problems(output: Path) -> list[Problem]:
     if os.path.lexists(output):
         return [Problem("there is something already", str(output), "name another place")]
     for place in Path(os.path.realpath(output)).parents:
-        if RunDir(place.parent.parent).is_checkpoint(place) and (place / MANIFEST).is_file():
+        run = RunDir(place.parent.parent)
+        if run.is_checkpoint(place) and (place / MANIFEST).is_file() and is_run(run.root):
             what = f"it would be in the checkpoint {place}, and be deleted with it once the run has newer ones"
             return [Problem(what, str(output), "name another place")]
     return []

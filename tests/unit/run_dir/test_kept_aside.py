@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.run_dir.atomic import commit_directory, replace_directory, verify_directory
-from rankzero.run_dir.kept_aside import keep_aside
+from rankzero.run_dir.kept_aside import keep_aside, place_problems
 
 
 def staged(root: Path, content: str) -> Path:
@@ -129,3 +129,12 @@ def test_where_the_place_is_not_taken_the_result_is_there_as_before(tmp_path: Pa
     with pytest.raises(OSError, match="No such file"):
         replace_directory(tmp_path / "nothing", final, keep=keep)
     assert (final / "notes.txt").is_file() and not list(tmp_path.glob("final-kept-*"))
+
+
+def test_only_a_run_has_checkpoints_that_nothing_may_be_put_into(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints/step-2"
+    place.parent.mkdir()
+    commit_directory(staged(tmp_path, "exported"), place, {})
+    assert place_problems(place / "shards") == []
+    (tmp_path / "run.yaml").write_text("name: r\n")
+    assert "in the checkpoint" in place_problems(place / "shards")[0].what
