@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rankzero.engine.console import results_alone_on_stdout
+from rankzero.errors import StorageError
 from rankzero.model.load import (
     ClassHead,
     kind_of,
@@ -70,7 +71,13 @@ def write_as_result(spec: RunSpec, found: Result, weights: Path, output: Path, *
 
 @torch.no_grad()
 def _take(model: object, weights: Path) -> None:
-    """The checkpoint's values in the place of the base's, rounded once to the precision of its files."""
+    """The checkpoint's values in the place of the base's, rounded once to the precision of its files. Raises
+    StorageError where they do not fit."""
     held = {**dict(model.named_parameters()), **saved_buffers(model)}  # type: ignore[attr-defined, arg-type]
-    for name, value in file_layout(model).read(weights).items():
+    values = file_layout(model).read(weights)
+    different = [name for name, value in values.items() if held[name].shape != value.shape]
+    if different:
+        hint = f"they differ in the shapes of {', '.join(different[:5])}"
+        raise StorageError("the saved weights do not fit this model", where=str(weights), hint=hint)
+    for name, value in values.items():
         held[name].copy_(value)

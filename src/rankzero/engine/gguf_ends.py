@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.token_rules import TokenRules
 from rankzero.engine.taught_stops import written_stop
@@ -47,7 +49,8 @@ def told_of_its_end(model: Path, template_kwargs: Mapping[str, Any]) -> Iterator
         yield model, said
         return
     config = json.loads((model / _TOKENIZER_CONFIG).read_text(encoding="utf-8"))
-    if config.get("add_eos_token") or surroundings(tokenizer.backend_tokenizer).after:  # prompts would have it, too
+    after_texts = config.get("add_eos_token") or surroundings(tokenizer.backend_tokenizer).after
+    if after_texts or _writes_eos(tokenizer, end, template_kwargs):  # prompts would have it, too
         yield model, (f"llama.cpp does not stop at {end}, which ends an answer: give it that as a stop", *said)
         return
     with tempfile.TemporaryDirectory(prefix="rankzero-gguf-") as place:
@@ -81,6 +84,20 @@ def _unknown_end(tokenizer: Any, named: list[int], template_kwargs: Mapping[str,
         return None
     name: str = tokenizer.added_tokens_decoder[end].content
     return None if name in _STOPPED_AT else name
+
+
+def _writes_eos(tokenizer: Any, end: str, template_kwargs: Mapping[str, Any]) -> bool:
+    """Whether the chat template would write `end` as well, where it writes the tokenizer's own end now."""
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    texts = []
+    for token in (tokenizer.eos_token, end):
+        try:
+            texts.append(
+                tokenizer.apply_chat_template(turns, tokenize=False, **{**template_kwargs, "eos_token": token})
+            )
+        except TemplateError:  # it wants other turns than these
+            return True
+    return bool(texts[0] != texts[1])
 
 
 def _stop_ids(model: Path) -> list[int]:

@@ -51,7 +51,8 @@ def merge_adapter(
         if found.base.quantization != "none" and found.dtype is None:
             words = "nothing says in which precision its base was packed: it is now packed from that of its files"
             logger.warning("[RESULT] %s: %s", found.directory, words)
-        if found.base.quantization == "none" and (packed := quantization_of(found.directory)) is not None:
+        packed = quantization_of(found.directory) if found.run is None else None
+        if found.base.quantization == "none" and packed is not None:
             words = "without its run it is added to the base as its files have it, as by --base files"
             logger.warning("[RESULT] %s: trained on a base in %s: %s", found.directory, packed, words)
         rows = [] if found.run is None else first_rows(spec_of(found.run), found)

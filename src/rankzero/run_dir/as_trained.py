@@ -19,19 +19,37 @@ def as_trained(spec: RunSpec, manifest: Mapping[str, Any], root: Path) -> RunSpe
     and how texts become tokens as their own manifest says it.
 
     Places are those of run.yaml, which says where things are now; and so is what is asked of this machine: precision,
-    and what is trusted. So is all where there is no manifest, or one of a version whose specs this one does not read.
+    and what is trusted. So is all where there is no manifest, or one in which these have other names or kinds.
     """
-    now, said = _from_here(spec, root), spec_of_manifest(manifest)
+    now, said = _from_here(spec, root), spec_of_manifest(manifest) or _in_part(spec, manifest)
     if said is None:
         return now
-    data = {name: getattr(said.data, name) for name in ("max_length", "image_max_tokens", "chat_template_kwargs")}
+    model = {name: getattr(said.model, name) for name in _USED["model"]}
+    data = {name: getattr(said.data, name) for name in _USED["data"]}
     data["chat_template"] = _template(now, said, root)
     return now.model_copy(
-        update={
-            "model": now.model.model_copy(update={"quantization": said.model.quantization}),
-            "data": now.data.model_copy(update=data),
-        }
+        update={"model": now.model.model_copy(update=model), "data": now.data.model_copy(update=data)}
     )
+
+
+_USED = {
+    "model": ("quantization",),
+    "data": ("max_length", "image_max_tokens", "chat_template", "chat_template_kwargs"),
+}
+
+
+def _in_part(spec: RunSpec, manifest: Mapping[str, Any]) -> RunSpec | None:
+    """`spec` with what is used here as the spec of a version with other fields says it; None where it says nothing of
+    it that this version reads."""
+    said, mixed = manifest.get("spec"), spec.model_dump(mode="json")
+    if not isinstance(said, Mapping):
+        return None
+    for section, names in _USED.items():
+        there = said.get(section)
+        if not isinstance(there, Mapping):
+            return None
+        mixed[section] |= {name: there[name] for name in names if name in there}
+    return spec_of_manifest({"spec": mixed})
 
 
 def _template(now: RunSpec, said: RunSpec, root: Path) -> str | None:

@@ -59,7 +59,19 @@ def test_a_checkpoint_is_exported_as_the_result(make: Any, tmp_path: Path, cli: 
     about = [json.loads((place / "manifest.json").read_text()) for place in (final, tmp_path / "out")]
     assert about[1]["labels"] == about[0]["labels"]
     assert about[1]["chat_template_kwargs"] == spec.data.chat_template_kwargs
+    assert about[1].get("max_length") == (2048 if make is classifier else None)
     assert "had it ended there" in json.loads(done.out)["notes"][0]
+
+
+def test_a_base_of_another_width_is_said_and_nothing_is_written(tmp_path: Path, cli: Cli) -> None:
+    spec, other = routed(tmp_path), CONFIGS["qwen3_moe"]()
+    run_here(spec)
+    other.vocab_size, other.max_position_embeddings, other.moe_intermediate_size = len(tiny_tokenizer()), 512, 24
+    AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    done = cli(f"export {run_root(spec)}/checkpoints/step-2/model --model {tmp_path}/wide -o {tmp_path}/out")
+    assert done.code == 74 and "do not fit this model" in done.err and "the shapes of model.layers" in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_else_is_made_of_a_checkpoint(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ def ernie(parts: tuple[Part, ...]) -> Any:
 
 def a_pass_in_bfloat16_is_a_replicas(world: World, _root: Path) -> None:
     """The same loss to the bit, and gradients but for the order in which ranks are added up."""
-    for made in (llama, olmo2, *(partial(ernie, parts) for parts in ROUTERS)):
+    for made in (llama, olmo2, *(partial(ernie, parts) for parts in (*ROUTERS, ("router",)))):
         replica = Replicated(
             made(),
             partial(make_optimizer, spec=SPEC.train, learning_rate=0.01),

@@ -283,12 +283,14 @@ open(out, "wb").write(b"GGUF" + (3).to_bytes(4, "little") + (21).to_bytes(8, "li
 """
 
 
-def taught_to_end(source: Path, end: str, *, post_processor: bool = False) -> None:
-    """A model whose chat template writes `end` behind answers, at which its tokenizer does not stop."""
+def taught_to_end(source: Path, end: str, *, post_processor: bool = False, writes_eos: bool = False) -> None:
+    """A model whose chat template writes `end` behind answers, at which its tokenizer does not stop; `writes_eos`: and
+    the tokenizer's end behind questions."""
+    ends = "{{ '" + end + "' if m.role == 'assistant' else eos_token }}" if writes_eos else end
     tokenizer = tiny_tokenizer(
         specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>", end),
         eos="<|endoftext|>",
-        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}",
+        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}" + ends + "{% endfor %}",
     )
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", end)}
     if post_processor:
@@ -302,19 +304,20 @@ def taught_to_end(source: Path, end: str, *, post_processor: bool = False) -> No
 
 
 @pytest.mark.parametrize(
-    ("end", "post_processor", "given", "says"),
+    ("end", "prompts", "given", "says"),
     [
-        ("<|done|>", False, "<|done|>", "its end token is <|done|>, which ends an answer, in the place of <|endo"),
-        ("<|done|>", True, "<|endoftext|>", "llama.cpp does not stop at <|done|>"),
-        ("<|eot_id|>", False, "<|endoftext|>", ""),
+        ("<|done|>", {}, "<|done|>", "its end token is <|done|>, which ends an answer, in the place of <|endo"),
+        ("<|done|>", {"post_processor": True}, "<|endoftext|>", "llama.cpp does not stop at <|done|>"),
+        ("<|done|>", {"writes_eos": True}, "<|endoftext|>", "llama.cpp does not stop at <|done|>"),
+        ("<|eot_id|>", {}, "<|endoftext|>", ""),
     ],
 )
 def test_a_gguf_file_ends_where_training_taught_it_to(
-    end: str, post_processor: bool, given: str, says: str, tmp_path: Path, cli: Cli
+    end: str, prompts: dict[str, bool], given: str, says: str, tmp_path: Path, cli: Cli
 ) -> None:
-    """A file has one end token, which is not put behind prompts; ends that llama.cpp knows by name are left alone."""
+    """A file has one end token, in no prompt that had another; ends that llama.cpp knows by name are left alone."""
     source = whole(tmp_path)
-    taught_to_end(source, end, post_processor=post_processor)
+    taught_to_end(source, end, **prompts)
     before = (source / "tokenizer_config.json").read_bytes()
     program = converter(tmp_path / "program", _SAYS_WHAT_IT_IS_GIVEN)
     done = cli(f"export {source} --to gguf -o {tmp_path}/m.gguf --converter {program} --json")
@@ -442,7 +445,8 @@ def test_of_a_push_that_is_stopped_nothing_is_left(number: signal.Signals, tmp_p
     source = whole(tmp_path)
     with serving(Hub) as url, pushing(source, "me/mine", url, tmp_path) as process:
         try:
-            sending.wait()
+            while not sending.wait(0.1):
+                assert process.poll() is None, "it has ended before its files were on their way"
             assert Hub.made == {"me/mine": True}
             process.send_signal(number)
             assert process.wait() == 128 + number

@@ -281,10 +281,23 @@ class TestARunThatWentOn:
         adapter = adapter_in(run / "checkpoints/step-5/model", base="base")
         assert as_writer(adapter).chat_template == str(tmp_path / "chat.jinja")
 
-    def test_a_manifest_of_a_version_with_other_fields_leaves_it_to_run_yaml(self, tmp_path: Path) -> None:
-        self.gone_on(tmp_path, "final", {"of another version": 1})
+    @pytest.mark.parametrize(
+        ("said", "wanted"),
+        [
+            ({}, ("none", 16)),
+            ({"model": {"name": "base", "quantization": 4}}, ("nf4", 64)),
+            ({"model": "base"}, ("nf4", 64)),
+        ],
+        ids=["other fields", "another kind", "another shape"],
+    )
+    def test_of_a_version_with_other_fields_what_is_used_is_read(
+        self, said: dict[str, Any], wanted: tuple[str, int], tmp_path: Path
+    ) -> None:
+        """What these settings are in another version cannot be known where they have other kinds: run.yaml's then."""
+        whole = {"model": {"name": "base", "quantization": "none"}, "of another version": 1}
+        self.gone_on(tmp_path, "final", {**whole, **said})
         found = as_writer(tmp_path / "run")
-        assert (found.model.quantization, found.max_length) == ("nf4", 64)
+        assert (found.model.quantization, found.max_length) == wanted
 
 
 def as_writer(place: Path) -> Result:
