@@ -114,6 +114,6 @@ def test_an_export_that_finds_no_room(name: str, tmp_path: Path, tiny: Path, mon
     with monkeypatch.context() as patch:
         full_at(name, patch, exporting, "copy_in_shards")
         with pytest.raises(StorageError) as ended:
-            exporting.export_safetensors(tiny, None, tmp_path / "out", shard_bytes=10**9, base_weights="trained")
+            exporting.export_safetensors((tiny, None), tmp_path / "out", shard_bytes=10**9, base_weights="trained")
     assert ended.value.exit_code == 74 and os.strerror(28) in str(ended.value)
     assert not left_over(tmp_path) and not (tmp_path / "out").exists()
