@@ -91,20 +91,24 @@ def test_other_precisions_and_autocast_stay_as_they_are(however_few: list[int]) 
     assert layer.bfloat16()(x.bfloat16()).dtype is torch.bfloat16 and not however_few
 
 
-@pytest.mark.parametrize("model_type", ["llama", "falcon"])
-@pytest.mark.parametrize("how", ["full", "adapters", "fused adapters", "fused adapters that drop"])
-def test_a_models_loss_and_gradients_are_the_same(model_type: str, how: str, however_few: list[int]) -> None:
-    model = tiny(model_type, "sdpa").train()
-    places = Places(3)
+def trained_as(how: str, model: Any, places: Places) -> Any:
+    """In full, or with adapters on it."""
     if how != "full":
         torch.manual_seed(1)
         dropout = 0.3 if "drop" in how else 0.0
         config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=dropout, init_lora_weights=False)
-        model = get_peft_model(model.requires_grad_(False), config).train()
+        model = get_peft_model(model.requires_grad_(False), config)
         place_dropout(model, places)
     if "fused" in how:
         fuse_adapters(model)
-    batch = collated(Rows(), PaddedText())
+    return model.train()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "falcon"])
+@pytest.mark.parametrize("how", ["full", "adapters", "fused adapters", "fused adapters that drop"])
+def test_a_models_loss_and_gradients_are_the_same(model_type: str, how: str, however_few: list[int]) -> None:
+    places, batch = Places(3), collated(Rows(), PaddedText())
+    model = trained_as(how, tiny(model_type, "sdpa"), places)
 
     def gradients() -> list[torch.Tensor]:
         places.begin_pass(5, batch.row_of_BT, batch.position_BT, batch.predicts_N)
@@ -208,16 +212,7 @@ def test_a_models_gradients_in_bfloat16_are_as_exact_as_torchs(
     batch, places = collated(Rows(), PaddedText()), Places(3)
 
     def model_in(dtype: torch.dtype) -> Any:
-        model: Any = tiny("llama", "sdpa").to(dtype).train()
-        if how != "full":
-            torch.manual_seed(1)
-            dropout = 0.3 if "drop" in how else 0.0
-            config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=dropout, init_lora_weights=False)
-            model = get_peft_model(model.requires_grad_(False), config).train()
-            place_dropout(model, places)
-        if "fused" in how:
-            fuse_adapters(model)
-        return model
+        return trained_as(how, tiny("llama", "sdpa").to(dtype), places)
 
     def gradients(model: Any, autocast: bool) -> torch.Tensor:
         places.begin_pass(5, batch.row_of_BT, batch.position_BT, batch.predicts_N)
