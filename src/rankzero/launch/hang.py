@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -146,7 +146,7 @@ class HangWatch:
         if suspended:
             names = ", ".join(workers.name(local) for local in suspended)
             return ServiceError(f"{names} was suspended (SIGSTOP) while the others waited", hint=hint)
-        busy = [local for local, place in places.items() if not _waits(place)]
+        busy = waited_for(places)
         stuck = busy or sorted(places)
         at = [f"{workers.name(local)}{f' at {places[local]}' if places[local] else ''}" for local in stuck]
         if busy and len(busy) < len(places):
@@ -163,6 +163,13 @@ class HangWatch:
         writing.start()
         writing.join(PY_SPY_SECONDS + WRITE_SECONDS)
         return directory if not writing.is_alive() and directory.is_dir() else None
+
+
+def waited_for(places: Mapping[int, str]) -> list[int]:
+    """Of ranks and where they are (`file:line in function`; empty: it has not answered): for which the others wait.
+    What has not answered is held for stuck only where nobody was found who is."""
+    busy = [local for local, place in places.items() if place and not _waits(place)]
+    return busy or [local for local, place in places.items() if not place]
 
 
 def _waits(place: str) -> bool:

@@ -40,8 +40,8 @@ PEER_SECONDS = 10.0
 SUSPENDED_SECONDS = 20.0
 """How long a worker may be suspended while the others wait for it. Well below the time in which no step is late
 (hang.py): other nodes' launchers, which see only that theirs wait, must not be first to end the start."""
-STACK_SECONDS = 2.0
-"""How long a worker may take to write where it is."""
+STACK_SECONDS = 10.0
+"""How long a worker may take to write where it is, on a machine that is busy or swaps."""
 POLL_SECONDS = 0.05
 
 LAST_WORDS = 2000
@@ -168,7 +168,7 @@ class Workers:
             self.processes[local].send_signal(signal.SIGUSR1)
         self._ask_for_traces(asked)
         deadline = time.monotonic() + STACK_SECONDS
-        while not all(_innermost(self.stack(local)) for local in asked) and time.monotonic() < deadline:
+        while any(self._owes_a_stack(local) for local in asked) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return {local: _innermost(self.stack(local)) if local in asked else "" for local in alive}
 
@@ -228,6 +228,9 @@ class Workers:
 
     def _listens(self, local: int) -> bool:
         return self._stack(local).exists()
+
+    def _owes_a_stack(self, local: int) -> bool:
+        return self.processes[local].poll() is None and not _innermost(self.stack(local))
 
     def _suspended(self) -> list[int]:
         return [local for local, process in enumerate(self.processes) if _is_suspended(process)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankzero.launch.hang import LOOK_SECONDS, Progress, Stall
+from rankzero.launch.hang import LOOK_SECONDS, Progress, Stall, waited_for
 from rankzero.launch.processes import SUSPENDED_SECONDS
 from rankzero.run_dir.handover import Beat
 
@@ -105,3 +105,20 @@ def test_a_suspended_rank_is_found_before_another_node_ends_the_start(step_secon
     story = Story()
     assert not any(story.does("step", step, seconds=step_seconds) for step in range(5))
     assert story.does("step", 5, seconds=step_seconds + SUSPENDED_SECONDS + slack) is None
+
+
+@pytest.mark.parametrize(
+    ("places", "whom"),
+    [
+        ({0: "collate.py:9 in collate", 1: "distributed_c10d.py:1 in all_reduce"}, [0]),
+        ({0: "collate.py:9 in collate", 1: ""}, [0]),
+        ({0: "distributed_c10d.py:1 in all_reduce", 1: ""}, [1]),
+        ({0: "step.py:3 in sums_of_step", 1: "step.py:3 in sums_of_step"}, []),
+        ({0: "", 1: ""}, [0, 1]),
+    ],
+)
+def test_a_rank_that_does_not_answer_in_time_takes_no_blame_from_one_that_is_stuck(
+    places: dict[int, str], whom: list[int]
+) -> None:
+    """On a busy machine it may answer late."""
+    assert waited_for(places) == whom
