@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -104,8 +105,10 @@ def attend(
 
 class _Attend(torch.autograd.Function):
     """O = P V with P = softmax(S) and S = scale Q Kᵀ, causal. Backward, where · is summed over keys: dV = Pᵀ dO,
-    dP = dO Vᵀ, dS = P ∘ (dP - dP · P), dQ = scale dS K, dK = scale dSᵀ Q. The queries of the heads that share keys
-    stand one after the other, (heads of keys, heads of each x queries, head size): one product for all of them."""
+    dP = dO Vᵀ, dS = P ∘ (dP - dP · P), dQ = scale dS K, dK = scale dSᵀ Q.
+
+    At each query the heads that share keys stand side by side: a block of queries is one matrix for all of them, and no
+    copy."""
 
     @staticmethod
     def forward(
@@ -118,34 +121,32 @@ class _Attend(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.scale, ctx.borders = scale, borders
-        q, (k, v) = _computed(_grouped(query, key)), (_computed(x.flatten(0, 1)) for x in (key, value))
-        attended = query.new_empty(*query.shape[:3], value.shape[-1])
-        grouped = attended.view(*q.shape[:3], value.shape[-1])
+        q, k, v = _side_by_side(query, key), _computed(key).flatten(0, 1), _computed(value).flatten(0, 1)
+        attended = v.new_empty(*q.shape[:3], v.shape[-1])
         for part, queries, keys in _blocks(q, borders):
             weights = _weights(q, k, part, queries, keys, scale)
             of_block = torch.bmm(weights.to(v.dtype), v[part, keys])
-            grouped[part, :, queries] = of_block.view(len(of_block), q.shape[1], -1, value.shape[-1])
-        return attended
+            attended[part, queries] = of_block.view(len(of_block), -1, *attended.shape[2:])
+        return _as_given(attended, query)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         query, key, value = ctx.saved_tensors
-        q, (k, v) = _computed(_grouped(query, key)), (_computed(x.flatten(0, 1)) for x in (key, value))
-        g = _computed(gradient.reshape(*q.shape[:3], -1))
-        of_q = torch.empty_like(q)
+        q, k, v = _side_by_side(query, key), _computed(key).flatten(0, 1), _computed(value).flatten(0, 1)
+        g, of_q = _side_by_side(gradient, key), torch.empty_like(q)
         of_k, of_v = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
         for part, queries, keys in _blocks(q, ctx.borders):
             weights = _weights(q, k, part, queries, keys, ctx.scale)
-            of_output = g[part, :, queries].flatten(1, 2)
+            of_output = g[part, queries].flatten(1, 2)
             of_v[part, keys] += torch.bmm(weights.to(v.dtype).transpose(1, 2), of_output)
             of_weights = torch.bmm(of_output, v[part, keys].transpose(1, 2)).to(weights.dtype)
             of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).to(q.dtype)
             of_queries = torch.bmm(of_scores, k[part, keys]).mul_(ctx.scale)
-            of_q[part, :, queries] = of_queries.view(len(of_queries), q.shape[1], -1, q.shape[-1])
-            products = torch.bmm(of_scores.transpose(1, 2), q[part, :, queries].flatten(1, 2))
+            of_q[part, queries] = of_queries.view(len(of_queries), -1, *q.shape[2:])
+            products = torch.bmm(of_scores.transpose(1, 2), q[part, queries].flatten(1, 2))
             of_k[part, keys].add_(products, alpha=ctx.scale)
         of_k, of_v = of_k.to(key.dtype).view(key.shape), of_v.to(value.dtype).view(value.shape)
-        return of_q.to(query.dtype).view(query.shape), of_k, of_v, None, None
+        return _as_given(of_q, query), of_k, of_v, None, None
 
 
 def _computed(x: torch.Tensor) -> torch.Tensor:
@@ -153,23 +154,51 @@ def _computed(x: torch.Tensor) -> torch.Tensor:
     return x.float() if _Passes.in_float32 and x.dtype is torch.bfloat16 else x
 
 
-def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """(B, heads, T, size) as (B x heads of keys, heads that share them, T, size)."""
-    return query.reshape(-1, query.shape[1] // key.shape[1], *query.shape[2:])
+def _side_by_side(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """(B, heads, T, size) as (B x heads of keys, T, heads that share them, size), as it is multiplied."""
+    dtype = torch.float32 if _Passes.in_float32 and x.dtype is torch.bfloat16 else x.dtype
+    moved = _by_key(x, key.shape[1])
+    return torch.empty(moved.shape, dtype=dtype).copy_(moved).flatten(0, 1)
+
+
+def _as_given(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What `_side_by_side` makes of (B, heads, T, size), back in that shape and in that precision. In memory each
+    token's heads are together, as the layers around attention have them."""
+    batch, heads, length = like.shape[:3]
+    size = x.shape[-1]
+    given = like.new_empty_strided((batch, heads, length, size), (length * heads * size, size, heads * size, 1))
+    moved = _by_key(given, len(x) // batch)
+    moved.copy_(x.view(moved.shape))
+    return given  # and no view of it, which nobody could change in place
+
+
+def _by_key(x: torch.Tensor, heads_of_keys: int) -> torch.Tensor:
+    """(B, heads, T, size) seen as (B, heads of keys, T, heads that share them, size)."""
+    shared = x.shape[1] // heads_of_keys
+    return x.as_strided(
+        (x.shape[0], heads_of_keys, x.shape[2], shared, x.shape[3]),
+        (x.stride(0), shared * x.stride(1), x.stride(2), x.stride(1), x.stride(3)),
+    )
 
 
 def _weights(q: torch.Tensor, k: torch.Tensor, part: slice, queries: slice, keys: slice, scale: float) -> torch.Tensor:
-    """softmax(S) of a block's queries in float32, (heads of keys, heads of each x queries, keys)."""
-    scores = torch.bmm(q[part, :, queries].flatten(1, 2), k[part, keys].transpose(1, 2))
+    """softmax(S) of a block's queries in float32, (heads of keys, queries x heads of each, keys)."""
+    scores = torch.bmm(q[part, queries].flatten(1, 2), k[part, keys].transpose(1, 2))
     count, seen = queries.stop - queries.start, keys.stop - keys.start
-    beyond = torch.full((count, seen), torch.finfo(torch.float32).min).triu_(seen - count + 1)
-    scores = scores.view(len(scores), q.shape[1], count, seen)
-    return torch.add(beyond, scores, alpha=scale).softmax(-1).flatten(1, 2)
+    scores = scores.view(len(scores), count, -1, seen).float().mul_(scale)
+    scores[..., seen - count :] += _behind(count)
+    return scores.softmax(-1).flatten(1, 2)
+
+
+@lru_cache(2 * QUERIES)
+def _behind(count: int) -> torch.Tensor:
+    """What hides from each of a block's queries, (queries, 1, queries), the keys of those behind it."""
+    return torch.full((count, count), torch.finfo(torch.float32).min).triu_(1)[:, None]
 
 
 def _blocks(q: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[slice, slice, slice]]:
     """What is computed at once: heads of keys, a block's queries, and the keys from its row's first to its last."""
-    count, groups = q.shape[:2]
+    count, groups = len(q), q.shape[2]
     for first, end in pairwise(borders):
         for start in range(first, end, QUERIES):
             stop = min(start + QUERIES, end)
