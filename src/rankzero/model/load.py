@@ -35,6 +35,7 @@ from rankzero.model.files import if_own_code, stored_precision
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
+from rankzero.model.tying import tie_as_stored
 from rankzero.process_wide import ProcessWide
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
@@ -140,9 +141,10 @@ def _not_imported(error: ImportError, where: object, spec: ModelSpec, attention:
 
 
 def load_config(source: ModelSource, spec: ModelSpec) -> Any:
-    """The model's config. Raises ConfigError where it is none that transformers knows."""
+    """The model's config, which says of head and embeddings what its files do. Raises ConfigError where it is none that
+    transformers knows."""
     try:
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             str(source.weights), trust_remote_code=spec.trust_remote_code, local_files_only=True
         )
     except ImportError as error:
@@ -153,6 +155,8 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
             where=str(source.weights),
             hint=if_own_code(error, "a newer transformers may know this architecture"),
         ) from error
+    tie_as_stored(config, source.weights)
+    return config
 
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -205,6 +209,11 @@ def kind_of(config: Any, use: ModelUse) -> ModelKind:
         what = "no text classifier" if kind == "classifier" else "no model that writes text"
         hint = "task: classify puts texts into classes" if kind == "causal" else "take another model, or task: sft"
         raise ConfigError(f"{config.model_type} is {what}", where="model.name", hint=hint)
+    if kind == "causal" and config.is_encoder_decoder:
+        what = f"{config.model_type} is an encoder and a decoder, of which chats would train the decoder alone"
+        raise ConfigError(
+            what, where="model.name", hint="take a model that is a decoder: Llama, Qwen, Gemma and the like"
+        )
     return kind
 
 

@@ -3,7 +3,6 @@ training."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -206,8 +205,12 @@ def token_numbers(lora: LoraSpec, tokenizer: Any) -> tuple[int, ...]:
 
 
 def embedding_tables(model: Any) -> list[str]:
-    """Names of the modules with a row for each token: the input embeddings, and the head where there is one."""
-    wanted = [model.get_input_embeddings(), model.get_output_embeddings()]
+    """Names of the modules with a row for each token: the input embeddings, and the head where there is one. None of a
+    model whose text has no tokens: CANINE hashes characters."""
+    try:
+        wanted = [model.get_input_embeddings(), model.get_output_embeddings()]
+    except NotImplementedError:
+        return []
     return [name for name, module in model.named_modules() if any(module is table for table in wanted)]
 
 
@@ -222,8 +225,8 @@ def refuse_what_cannot_be_trained(
         problems.append(
             Problem(f"{held[0]} is held in fewer bits, which cannot be trained", "lora.modules_to_save", hint)
         )
-    rows = model.get_input_embeddings().weight.shape[0]
     where = "lora.trainable_token_indices"
+    rows = model.get_input_embeddings().weight.shape[0] if tokens and tables else 0
     beyond = [token for token in tokens if token >= rows]
     if beyond:
         hint = f"resize the model's embeddings first (resize_token_embeddings) and save it: they have {rows} rows"
@@ -270,9 +273,7 @@ def _as_peft_reads_it(config: LoraConfig, lora: LoraSpec, model: Any, targets: T
     """
     if isinstance(config.target_modules, str):
         return config
-    read = copy.deepcopy(config)
-    convert_peft_config_for_transformers(read, model, None)
-    mistaken = set(config.target_modules) - set(read.target_modules)
+    mistaken = {name for name in config.target_modules if _is_taken_for_experts(name, model)}
     if not mistaken:
         return config
     layers = f"{', '.join(sorted(mistaken))} of this architecture"
@@ -286,6 +287,17 @@ def _as_peft_reads_it(config: LoraConfig, lora: LoraSpec, model: Any, targets: T
     config.target_modules = set(config.target_modules) - mistaken
     config.target_parameters = [*targets.parameters, *(f"{name}.weight" for name in lost)]
     return config
+
+
+def _is_taken_for_experts(name: str, model: Any) -> bool:
+    """Whether peft takes layers of this name for experts' that are stored as one tensor, alone or with others: of
+    `gate_proj` without `up_proj` it raises ValueError."""
+    alone = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(alone, model, None)
+    except ValueError:
+        return True
+    return name not in alone.target_modules
 
 
 def _shape_before_quantising(model: Any, name: str, parameter: torch.nn.Parameter) -> tuple[int, ...] | None:

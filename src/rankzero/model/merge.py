@@ -40,6 +40,7 @@ from rankzero.model.parts import parameter_parts, position_limit
 from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompts_for
 from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import ModelSource, locate, require_trained_tokenizer, warn_of_another_tokenizer
+from rankzero.model.tying import say_whether_tied
 from rankzero.model.vision import Vision, load_vision
 from rankzero.model.weights import library_errors, name_stop_ids, save_whole, staged_for
 from rankzero.run_dir.atomic import (
@@ -187,7 +188,7 @@ def merge(
     layers = add_adapters(model, dtype)
     plain = model.unload()
     plain.config.use_cache = True
-    _say_whether_tied(plain)
+    say_whether_tied(plain)
     with staged_for(output) as staged:
         with library_errors(output):
             save_whole(plain, staged, dtype=dtype, shard_bytes=shard_bytes)
@@ -310,16 +311,6 @@ def _say_again(
     source = ModelSource(staged, staged, staged.name)
     again = ModelSpec(name=str(staged), trust_remote_code=spec.trust_remote_code)
     return logits_of(load_model(source, again, load_config(source, again), dtype, head=head), prompts)
-
-
-def _say_whether_tied(model: Any) -> None:
-    """Where training or merging has parted a head from its embeddings, the config must not join them again: servers
-    read it, and not which tensors there are."""
-    head = model.get_output_embeddings()
-    tied = head is not None and head.weight is model.get_input_embeddings().weight
-    for config in (model.config, model.config.get_text_config()):
-        if head is not None and getattr(config, "tie_word_embeddings", False):
-            config.tie_word_embeddings = tied
 
 
 def _require_the_same(done: Merged) -> None:

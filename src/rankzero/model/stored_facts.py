@@ -62,6 +62,8 @@ def stored_facts(
     config, shapes = read_config(directory), stored_shapes(directory)
     if shapes is None or not _is_plain(config) or parts not in ("auto", ("language",)) or model.trust_remote_code:
         return None
+    if config.get("tie_word_embeddings") and "lm_head.weight" in shapes:  # one or two: their values say it
+        return None
     return decoder_facts(shapes, config, model, lora, held)
 
 

@@ -53,6 +53,17 @@ def test_an_encoder_does_not_write_text() -> None:
         kind_of(masked, "writes")
 
 
+@pytest.mark.parametrize("kind", ["bart", "marian", "mbart", "pegasus", "plbart", "whisper"])
+def test_of_an_encoder_and_a_decoder_none_is_trained_alone(kind: str, tmp_path: Path) -> None:
+    """transformers has a class for the decoder, which is what it would load of the files of both."""
+    config = AutoConfig.for_model(kind)
+    with pytest.raises(ConfigError, match=f"{kind} is an encoder and a decoder") as refused:
+        kind_of(config, "writes")
+    assert "Qwen" in refused.value.problems[0].hint
+    config.is_encoder_decoder, config.is_decoder = False, True  # as a decoder that was trained alone is saved
+    assert kind_of(config, "writes") == "causal"
+
+
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 OTHER_SIZES = {"d_model": 16, "d_inner": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}
 

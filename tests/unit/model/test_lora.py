@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     BambaConfig,
+    CanineConfig,
     FalconH1Config,
     GPT2Config,
     LlamaConfig,
@@ -194,6 +195,15 @@ def test_berts_pooler_belongs_to_the_head() -> None:
     assert targets("bert", spec_of(task="classify", lora={})).saved == ("bert.pooler", "classifier")
 
 
+def test_a_classifier_that_reads_characters_has_adapters_and_no_rows_of_tokens() -> None:
+    """CANINE has no table of tokens that could be asked for."""
+    spec = spec_of(task="classify", lora={"dropout": 0})
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = meta_model(CanineConfig(**sizes), spec.model, "classifies")
+    adapted = to_train(model, spec, base_name="base")
+    assert any("attention" in name for name, p in adapted.named_parameters() if p.requires_grad)
+
+
 def test_dense_layers_that_peft_would_take_for_experts_are_adapted_as_tensors() -> None:
     spec = spec_with(target_modules="all-linear")
     model = meta_model(CONFIGS["deepseek_v3"](), spec.model, spec.task_section.uses)
@@ -282,11 +292,18 @@ def test_gpt2s_layers_are_known_to_be_transposed() -> None:
 PLAIN = {"causal": AutoModelForCausalLM, "vision": AutoModelForImageTextToText}
 
 
-@pytest.mark.parametrize("choice", ["auto", "all-linear"])
+SOME_LAYERS = [["o_proj", "gate_proj"], ["up_proj", "down_proj"], ["o_proj", "down_proj"]]
+NAMES = ["llama", "gpt2", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "distilbert", "bert"]
+
+
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "distilbert", "bert"]
+    ("name", "choice"),
+    [
+        *((name, choice) for name in NAMES for choice in ("auto", "all-linear")),
+        *(("deepseek_v3", some) for some in SOME_LAYERS),
+    ],
 )
-def test_plain_peft_gives_the_same_logits(name: str, choice: str, tmp_path: Path) -> None:
+def test_plain_peft_gives_the_same_logits(name: str, choice: str | list[str], tmp_path: Path) -> None:
     spec = spec_of(task=task_of(name), lora={"dropout": 0, "target_modules": choice, "r": 4})
     if "router" in part_names(name, spec):
         spec = spec_of(lora=spec.lora.model_dump(), train__parts=["language", "experts", "router"])  # type: ignore[union-attr]

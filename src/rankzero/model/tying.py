@@ -1,0 +1,91 @@
+"""Whether a model's head and its embeddings are one tensor: what its config says, and what its files hold.
+
+transformers ties them as config.json says, unless the files hold both tables and these differ: then it loads two. What
+is made without the files (the shape that is planned with, what receives another process's weights) would still have
+one, and so would whoever reads the config beside what was trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from rankzero.model.files import weight_files
+
+_log = logging.getLogger("rankzero.model")
+_ROWS = 4096
+"""Rows of a table that are compared at once."""
+
+
+def tie_as_stored(config: Any, weights: Path) -> None:
+    """Have a config that ties them say that there are two where the files hold two that differ."""
+    said = [one for one in (config, config.get_text_config()) if getattr(one, "tie_word_embeddings", False)]
+    names = _tables(config) if said else None
+    if names is None or not _differ(*names, tuple((file, _written(file)) for file in weight_files(weights))):
+        return
+    words = "[MODEL] %s: config.json says that head and embeddings are one (tie_word_embeddings), the files hold two"
+    _log.info(words, weights)
+    for one in said:
+        one.tie_word_embeddings = False
+
+
+def say_whether_tied(model: Any) -> None:
+    """Where training or merging has parted a head from its embeddings, the config must not join them again: servers
+    read it, and not which tensors there are."""
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for config in (model.config, model.config.get_text_config()):
+        if head is not None and getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = tied
+
+
+def _tables(config: Any) -> tuple[str, str] | None:
+    """What the tensors of head and embeddings are called at the end of their names; None where nothing says it."""
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        kind = auto._model_mapping.get(type(config), None)
+        tied = getattr(kind, "_tied_weights_keys", None)
+        if isinstance(tied, dict) and len(tied) == 1:
+            ((one, other),) = tied.items()
+            return _end(one), _end(other)
+    return None
+
+
+def _end(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def _written(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.is_file() else 0
+
+
+@lru_cache(8)
+def _differ(head: str, embeddings: str, files: tuple[tuple[Path, int], ...]) -> bool:
+    """Whether both are in these files, once each, and not equal. A file that cannot be read is told when it is
+    loaded."""
+    found: dict[str, list[tuple[Path, str]]] = {head: [], embeddings: []}
+    try:
+        for file, _ in files:
+            with safe_open(file, framework="pt") as opened:
+                for end, places in found.items():
+                    places += [(file, name) for name in opened.keys() if f".{name}".endswith(f".{end}")]  # noqa: SIM118
+        if any(len(places) != 1 for places in found.values()):
+            return False
+        return not _are_equal(*found[head][0], *found[embeddings][0])
+    except (OSError, SafetensorError):
+        return False
+
+
+def _are_equal(file: Path, name: str, other_file: Path, other_name: str) -> bool:
+    with safe_open(file, framework="pt") as one, safe_open(other_file, framework="pt") as other:
+        ours, theirs = one.get_slice(name), other.get_slice(other_name)
+        shape = ours.get_shape()
+        if shape != theirs.get_shape() or not shape:
+            return False
+        pieces = (slice(first, first + _ROWS) for first in range(0, shape[0], _ROWS))
+        return all(torch.equal(ours[piece], theirs[piece]) for piece in pieces)
