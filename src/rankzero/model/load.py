@@ -6,9 +6,8 @@ import copy
 import inspect
 import logging
 import os
-import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -36,10 +35,11 @@ from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
 from rankzero.model.tying import tie_as_stored
+from rankzero.model.unread import check_unread
 from rankzero.process_wide import ProcessWide
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
-from rankzero.wording import counted, first_line
+from rankzero.wording import first_line
 
 _log = logging.getLogger("rankzero.model")
 
@@ -434,19 +434,4 @@ def _check_loaded(model: Any, kind: ModelKind, report: dict[str, Any], source: M
             where=str(source.weights),
             hint="the files may belong to another architecture than config.json says; copy them again",
         )
-    left_out = layers_left_out(model, report["unexpected_keys"])
-    if left_out:
-        more = counted(len(left_out), "layer")
-        words = "[MODEL] %s: its files have %s more than config.json says (num_hidden_layers), left out here: %s"
-        _log.warning(words, source.weights, more, ", ".join(left_out[:3]))
-
-
-def layers_left_out(model: Any, unread: Iterable[str]) -> list[str]:
-    """Of weights that were not read, the layers that they are of where the model has such layers, and not this one."""
-    modules = {name for name, _ in model.named_modules()}
-    modules |= {name.removeprefix(f"{model.base_model_prefix}.") for name in modules}  # as an encoder's files have them
-    found = {match[0] for name in unread if (match := _NUMBERED.match(name))}
-    return sorted(name for name in found if name not in modules and name.rpartition(".")[0] in modules)
-
-
-_NUMBERED = re.compile(r".*?\.\d+(?=\.)")
+    check_unread(model, report["unexpected_keys"], source.weights)

@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.constants import DUMMY_TARGET_MODULES
+from peft.utils.constants import DUMMY_TARGET_MODULES, EMBEDDING_LAYER_NAMES
 from peft.utils.other import AuxiliaryTrainingWrapper
 from peft.utils.transformers_weight_conversion import (
     convert_peft_adapter_state_dict_for_transformers,
@@ -29,7 +29,15 @@ from rankzero.model.load import drawn_from
 from rankzero.model.low_bits import is_held, outlined, tensor_outline
 from rankzero.model.parts import inside
 from rankzero.model.saved_modules import keep_head_biases
-from rankzero.model.targets import Targets, adapted_tensor_problems, linear_parts, shortest, target_modules
+from rankzero.model.targets import (
+    Targets,
+    adapted_tensor_problems,
+    embedding_tables,
+    is_tied,
+    linear_parts,
+    shortest,
+    target_modules,
+)
 from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import LoraSpec, Parts
 from rankzero.spec.tasks import ModelUse
@@ -62,6 +70,7 @@ def apply_lora(
     config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name, tokens=tokens)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    tied, saved = config.ensure_weight_tying, list(config.modules_to_save or ())
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
     try:
         with drawn_from(seed), outlined(model):
@@ -69,6 +78,11 @@ def apply_lora(
     except ValueError as error:
         hint = "name other layers in lora.target_modules"
         raise ConfigError(f"peft: {first_line(error)}", where="lora.target_modules", hint=hint) from error
+    if tied and not is_tied(adapted):
+        what = f"peft {peft.__version__} parts this model's head from its embeddings, which are one tensor"
+        raise ConfigError(what, where="lora.modules_to_save", hint="leave both out of it")
+    if tied:
+        _name_what_is_tied(adapted, saved)
     over_packed_tensors(adapted)
     keep_head_biases(adapted)
     _require_names_that_come_back(adapted)
@@ -76,6 +90,15 @@ def apply_lora(
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
     return adapted
+
+
+def _name_what_is_tied(adapted: Any, saved: list[str]) -> None:
+    """Have the adapter's config keep a name by which peft, loading it, ties again: it takes the head's out, and knows
+    no embeddings but `embed_tokens`."""
+    config = adapted.peft_config[adapted.active_adapter]
+    named = list(config.modules_to_save or ())
+    if not any(name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES for name in named):
+        config.modules_to_save = [*named, *(name for name in saved if name not in named)]
 
 
 def adapted_layers(model: Any) -> list[Any]:
@@ -185,7 +208,7 @@ def lora_config(
         target_parameters=list(targets.parameters) or None,
         modules_to_save=_names_to_save(targets, modules) or None,
         trainable_token_indices={name: list(tokens) for name in tables} if tokens else None,
-        ensure_weight_tying=any(name in tables for name in targets.saved) and _is_tied(model),
+        ensure_weight_tying=any(name in tables for name in targets.saved) and is_tied(model),
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets.modules),
@@ -202,16 +225,6 @@ def token_numbers(lora: LoraSpec, tokenizer: Any) -> tuple[int, ...]:
         where = "lora.trainable_token_indices"
         raise ConfigError([Problem(f"the tokenizer has no token {token!r}", where, hint) for token in unknown])
     return tuple(sorted({vocabulary[t] if isinstance(t, str) else t for t in lora.trainable_token_indices}))
-
-
-def embedding_tables(model: Any) -> list[str]:
-    """Names of the modules with a row for each token: the input embeddings, and the head where there is one. None of a
-    model whose text has no tokens: CANINE hashes characters."""
-    try:
-        wanted = [model.get_input_embeddings(), model.get_output_embeddings()]
-    except NotImplementedError:
-        return []
-    return [name for name, module in model.named_modules() if any(module is table for table in wanted)]
 
 
 def refuse_what_cannot_be_trained(
@@ -236,11 +249,6 @@ def refuse_what_cannot_be_trained(
         problems.append(Problem("the embeddings are trained in full already, by lora.modules_to_save", where, hint))
     if problems:
         raise ConfigError(problems)
-
-
-def _is_tied(model: Any) -> bool:
-    head = model.get_output_embeddings()
-    return head is not None and head.weight is model.get_input_embeddings().weight
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:

@@ -10,11 +10,12 @@ that have no linear layer are small and their layers are no plain Linear, so the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
@@ -57,13 +58,15 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
     saved = [*_routers(belongs, parts), *(_heads(model) if use == "classifies" else [])]
     if "projector" in parts and "projector" not in linear.values():
         saved += _outermost_modules([name for name, part in belongs.items() if part == "projector"], belongs)
-    whole = [name for wanted in lora.modules_to_save for name in named_modules(model, wanted)]
+    whole = _with_what_is_tied(_in_full(lora, model, parts), model)
     problems += _whole_problems(lora, model, whole, [*chosen, *tensors])
     saved += [name for name in whole if name not in saved]
     if tensors:
         named = [name for name in tensors if _is_chosen(name, lora)]
         tensors = named or tensors
         problems += adapted_tensor_problems(lora, "experts")
+    if not problems and not isinstance(wanted, str):
+        problems += _untouched_parts(wanted, belongs, linear, [*chosen, *tensors, *saved])
     if not problems and not (chosen or tensors or saved):
         hint = f"it has linear layers in: {', '.join(sorted(set(linear.values())))}"
         problems.append(Problem("there is nothing to put adapters on", "train.parts", hint))
@@ -129,6 +132,63 @@ def named_modules(model: Any, wanted: str) -> list[str]:
         for name, module in model.named_modules()
         if (name == wanted or name.endswith(f".{wanted}")) and any(True for _ in module.parameters())
     ]
+
+
+def _in_full(lora: LoraSpec, model: Any, parts: frozenset[Part]) -> list[str]:
+    """What lora.modules_to_save means: of modules that are called so in several parts those of the wanted ones. A name
+    in full means its module, wherever it is."""
+    part_of, found = part_finder(model), []
+    for wanted in lora.modules_to_save:
+        named = named_modules(model, wanted)
+        inside_parts = [name for name in named if name == wanted or part_of(name) in parts]
+        found += inside_parts or named
+    return found
+
+
+def _with_what_is_tied(whole: list[str], model: Any) -> list[str]:
+    """With an embedding that the head is tied to also the head, and the other way round. peft finds the other one by
+    itself where it knows the name of one of them."""
+    tables = embedding_tables(model)
+    touched = [name for name in whole if name in tables]
+    if not touched or not is_tied(model) or any(_last(name) in EMBEDDING_LAYER_NAMES for name in touched):
+        return whole
+    return [*whole, *(name for name in tables if name not in whole)]
+
+
+def embedding_tables(model: Any) -> list[str]:
+    """Names of the modules with a row for each token: the input embeddings, and the head where there is one. None of a
+    model whose text has no tokens: CANINE hashes characters."""
+    try:
+        wanted = [model.get_input_embeddings(), model.get_output_embeddings()]
+    except NotImplementedError:
+        return []
+    return [name for name, module in model.named_modules() if any(module is table for table in wanted)]
+
+
+def is_tied(model: Any) -> bool:
+    """Whether head and embeddings are one tensor, also where peft has put its own modules in their place."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return head is not None and _trained(head).weight is _trained(embeddings).weight
+
+
+def _trained(module: Any) -> Any:
+    saved = getattr(module, "modules_to_save", None)
+    return module if saved is None else next(iter(saved.values()))
+
+
+def _untouched_parts(
+    wanted: Sequence[Part], belongs: dict[str, Part], linear: dict[str, Part], trained: list[str]
+) -> list[Problem]:
+    """A problem for each part that was asked for by name and of which nothing would be trained."""
+    problems = []
+    for part in wanted:
+        if any(other == part and inside(name, trained) for name, other in belongs.items()):
+            continue
+        last = sorted({_last(name) for name, other in linear.items() if other == part})
+        hint = f"name layers of it: {', '.join(last)}; or leave it out of train.parts"
+        what = f"no layer of the {part.replace('_', ' ')} is called so, and it is to be trained (train.parts)"
+        problems.append(Problem(what, "lora.target_modules", hint))
+    return problems
 
 
 def _whole_problems(lora: LoraSpec, model: Any, whole: list[str], adapted: list[str]) -> list[Problem]:

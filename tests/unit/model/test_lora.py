@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     BambaConfig,
+    BioGptConfig,
+    BloomConfig,
     CanineConfig,
     FalconH1Config,
     GPT2Config,
@@ -31,9 +33,10 @@ from rankzero.model.load import empty_model, load_config, meta_model
 from rankzero.model.lora import load_adapter, lora_config, parameter_counts, token_numbers
 from rankzero.model.merge import merge
 from rankzero.model.parts import part_finder
-from rankzero.model.targets import Targets, shortest, target_modules
+from rankzero.model.targets import Targets, is_tied, shortest, target_modules
 from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import ModelSpec, RunSpec
+from tests.support import tiny_configs
 from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
 from tests.support.weights import load_weights, save_weights
@@ -202,6 +205,62 @@ def test_a_classifier_that_reads_characters_has_adapters_and_no_rows_of_tokens()
     model = meta_model(CanineConfig(**sizes), spec.model, "classifies")
     adapted = to_train(model, spec, base_name="base")
     assert any("attention" in name for name, p in adapted.named_parameters() if p.requires_grad)
+
+
+TIED = {
+    "gpt2": ("transformer.wte", GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64, n_positions=64)),
+    "bloom": ("transformer.word_embeddings", BloomConfig(n_layer=1, hidden_size=16, n_head=2, vocab_size=64)),
+    "biogpt": (
+        "output_projection",
+        BioGptConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64),
+    ),
+    "llama": ("model.embed_tokens", CONFIGS["llama"]()),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(TIED))
+def test_a_table_that_is_trained_in_full_stays_tied_whatever_it_is_called(kind: str, tmp_path: Path) -> None:
+    name, config = TIED[kind]
+    config.tie_word_embeddings = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    spec = spec_with(modules_to_save=[name.rpartition(".")[2]])
+    adapted = shaken(to_train(model, spec, base_name="base"))
+    assert is_tied(adapted) and any(
+        "wte" in n or "embed" in n for n, p in adapted.named_parameters() if p.requires_grad
+    )
+    save_weights(adapted, tmp_path / "adapter")
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert is_tied(plain)
+    assert torch.allclose(logits(plain.eval()), logits(adapted), atol=1e-5, rtol=0)
+
+
+def qwen2_vl() -> Any:
+    return meta_model(tiny_configs.qwen2_vl(), spec_of().model, "writes")
+
+
+def test_a_part_that_is_to_be_trained_has_a_layer_that_is_named() -> None:
+    """Names of the decoder's layers mean nothing in a tower that calls its own otherwise."""
+    spec = spec_with(target_modules=["q_proj", "v_proj"])
+    spec = spec_of(lora=spec.lora.model_dump(), train__parts=["language", "vision_tower", "projector"])  # type: ignore[union-attr]
+    with pytest.raises(ConfigError) as wrong:
+        targets_in(qwen2_vl(), spec)
+    assert [p.what.split(" is ")[0] for p in wrong.value.problems] == [
+        "no layer of the vision tower",
+        "no layer of the projector",
+    ]
+    assert "qkv" in wrong.value.problems[0].hint
+    named = spec_of(lora={"dropout": 0, "target_modules": ["q_proj", "qkv"]}, train__parts=["language", "vision_tower"])
+    assert last(targets_in(qwen2_vl(), named).modules) == ["q_proj", "qkv"]
+
+
+def test_what_is_trained_in_full_is_of_the_wanted_parts_unless_its_name_says_where() -> None:
+    saved_in = targets("qwen3_vl", spec_with(modules_to_save=["norm"])).saved
+    assert saved_in == ("model.language_model.norm",)
+    in_full = "model.visual.merger.norm"
+    assert in_full in targets("qwen3_vl", spec_with(modules_to_save=[in_full])).saved
+    nowhere_else = targets("qwen3_vl", spec_with(modules_to_save=["merger"])).saved
+    assert nowhere_else == ("model.visual.merger",)
 
 
 def test_dense_layers_that_peft_would_take_for_experts_are_adapted_as_tensors() -> None:
