@@ -66,7 +66,9 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
         tensors = named or tensors
         problems += adapted_tensor_problems(lora, "experts")
     if not problems and not isinstance(wanted, str):
-        problems += _untouched_parts(wanted, belongs, linear, [*chosen, *tensors, *saved])
+        part_of = part_finder(model)
+        touched = {part_of(name) for name in (*chosen, *saved)} | ({"experts"} if tensors else set())
+        problems += _untouched_parts([part for part in wanted if part not in touched], linear)
     if not problems and not (chosen or tensors or saved):
         hint = f"it has linear layers in: {', '.join(sorted(set(linear.values())))}"
         problems.append(Problem("there is nothing to put adapters on", "train.parts", hint))
@@ -176,14 +178,10 @@ def _trained(module: Any) -> Any:
     return module if saved is None else next(iter(saved.values()))
 
 
-def _untouched_parts(
-    wanted: Sequence[Part], belongs: dict[str, Part], linear: dict[str, Part], trained: list[str]
-) -> list[Problem]:
-    """A problem for each part that was asked for by name and of which nothing would be trained."""
+def _untouched_parts(parts: Sequence[Part], linear: dict[str, Part]) -> list[Problem]:
+    """Of parts that were asked for by name and of which nothing would be trained."""
     problems = []
-    for part in wanted:
-        if any(other == part and inside(name, trained) for name, other in belongs.items()):
-            continue
+    for part in parts:
         last = sorted({_last(name) for name, other in linear.items() if other == part})
         hint = f"name layers of it: {', '.join(last)}; or leave it out of train.parts"
         what = f"no layer of the {part.replace('_', ' ')} is called so, and it is to be trained (train.parts)"
