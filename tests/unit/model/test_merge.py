@@ -360,8 +360,8 @@ def test_what_is_written_is_what_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "wrong").exists()
 
 
-def test_a_head_that_is_parted_from_its_embeddings_stays_so(tmp_path: Path) -> None:
-    """By an adapter on the head alone, as other tools make them, and by training GPT-2's embeddings."""
+def test_a_head_that_is_parted_from_its_embeddings_stays_so_and_no_other(tmp_path: Path) -> None:
+    """Parted by an adapter on the head alone, as other tools make them; trained in full, GPT-2's embeddings are not."""
     from peft import LoraConfig, get_peft_model
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path / "base"), dtype=torch.float32)
@@ -375,10 +375,10 @@ def test_a_head_that_is_parted_from_its_embeddings_stays_so(tmp_path: Path) -> N
     other.mkdir()
     of_gpt2, _ = trained("gpt2", other, lora={"dropout": 0, "modules_to_save": ["wte"]})
     merge(of_gpt2.model, other / "final", other / "merged")
-    for merged in (tmp_path / "merged", other / "merged"):
-        assert json.loads((merged / "config.json").read_text())["tie_word_embeddings"] is False
+    for merged, tied in ((tmp_path / "merged", False), (other / "merged", True)):
+        assert json.loads((merged / "config.json").read_text())["tie_word_embeddings"] is tied
         model = AutoModelForCausalLM.from_pretrained(merged)
-        assert not torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
+        assert torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight) is tied
 
 
 def test_not_a_number_is_refused() -> None:
