@@ -119,13 +119,15 @@ def run(
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
         refuse_foreign_directory(run_dir, spec, options.allow_changes)
         lease = Lease(run_dir.root, launcher=launcher()) if world.is_main else None
-        if lease is not None and run_dir.root.exists():
-            hold(lease, stack)
+        held = hold_if_there(lease, run_dir, stack)
         base = stack.enter_context(closing(FingerprintBeside(spec.own_code)))
         inputs = read_inputs(spec, world, ledger, heard=base.begin)
         environment = collect_environment(device, dtype, world)
-        if lease is not None and not run_dir.root.exists():
+        if lease is not None and not held:  # wrong inputs leave no directory
             hold(lease, stack)
+            refuse_foreign_directory(
+                run_dir, spec, options.allow_changes
+            )  # which another start may have made meanwhile
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
@@ -240,6 +242,14 @@ def hold(lease: Lease, stack: ExitStack) -> None:
     """Take the run directory until the run is over. Raises StorageError."""
     lease.acquire(say=partial(logger.info, "[STEP] %s"))
     let_go(stack, lease.release)
+
+
+def hold_if_there(lease: Lease | None, run_dir: RunDir, stack: ExitStack) -> bool:
+    """Take a run directory that exists; whether it was taken. Raises StorageError."""
+    if lease is None or not run_dir.root.exists():
+        return False
+    hold(lease, stack)
+    return True
 
 
 @contextmanager

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rankzero.engine import worker
 from rankzero.engine.checkpoint import generators_kept
 from rankzero.engine.worker import hold, run
+from rankzero.errors import ConfigError, StorageError
 from rankzero.run_dir import lease as leases
 from rankzero.run_dir.lease import Lease
 from rankzero.spec.run_options import RunOptions
-from tests.support.runs import small_spec
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import run_here, run_root, small_spec
 
 
 def test_a_run_in_its_callers_process_leaves_the_random_generators_alone(tmp_path: Path, tiny: Path) -> None:
@@ -63,3 +69,53 @@ def test_who_is_watched_is_said(
         lease.check()
     assert f"[STEP] {lease.path} names process 7 on elsewhere; watching for " in caplog.text
     assert "pid" not in lease.read()
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+    """Have something happen once while a start reads its rows, which may take an hour."""
+    own, left = worker.read_inputs, [happens]
+
+    def read_inputs(*args: Any, **kwargs: Any) -> Any:
+        read = own(*args, **kwargs)
+        if left:
+            left.pop()()
+        return read
+
+    monkeypatch.setattr(worker, "read_inputs", read_inputs)
+
+
+def test_who_comes_second_to_a_new_run_leaves_what_the_first_has_made(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found no directory, and the second waited for the first one's tokens."""
+    spec = small_spec(tmp_path, tiny)
+    root = run_root(spec)
+    first = Lease(root)
+
+    def begins() -> None:
+        first.acquire()
+        (root / "report.json").write_text("of the first")
+
+    meanwhile(monkeypatch, begins)
+    try:
+        with pytest.raises(StorageError, match="in use by process"):
+            run_here(spec)
+        assert (root / "report.json").read_text() == "of the first"
+        assert not (root / "run.yaml").exists() and not (root / "metrics.jsonl").exists()
+    finally:
+        first.release()
+
+
+def finishes(spec: RunSpec) -> None:
+    assert run_here(spec)["steps"] == 4
+
+
+def test_what_another_setting_has_saved_meanwhile_is_not_continued(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    other = spec.model_copy(update={"train": spec.train.model_copy(update={"seed": 7})})
+    meanwhile(monkeypatch, partial(finishes, other))
+    with pytest.raises(ConfigError, match=r"train\.seed"):
+        run_here(spec)
+    assert "seed: 7" in (run_root(spec) / "run.yaml").read_text()
