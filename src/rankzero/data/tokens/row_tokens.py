@@ -221,8 +221,9 @@ def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[_
     """Character spans as token ranges, and whether a token joins the end of the prompt with the start of the answer.
 
     A token belongs to the span that it starts in: an end token may swallow the space behind it, and still is the end.
-    Only in raw prompt + completion a token that begins in the prompt and reaches into the completion is trained,
-    since no other token of the row stands for that part of the completion.
+    One that begins in the prompt and reaches into the answer is trained where no other token of the row stands for
+    that part of the answer: in raw prompt + completion, and from a template where all that it takes of the prompt is
+    space. A template's line break belongs to the prompt that it is given in use.
     """
     tokens = range(len(encoding))
 
@@ -238,11 +239,22 @@ def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[_
         straddles = first < len(tokens) and start_of(first) < boundary
         return [(first + shift, len(tokens) + shift, 1.0)], straddles
     weights = row.weights or (1.0,) * len(row.spans)
-    ranges = [
-        (_first_from(encoding, start) + shift, _first_from(encoding, end) + shift, weight)
-        for (start, end), weight in zip(row.spans, weights, strict=True)
-    ]
+    ranges, before = [], 0
+    for (start, end), weight in zip(row.spans, weights, strict=True):
+        first = _first_from(encoding, start)
+        first -= _takes_space_alone(row.text, before, encoding, first - 1, start)
+        ranges.append((first + shift, _first_from(encoding, end) + shift, weight))
+        before = end
     return _joined(ranges), False
+
+
+def _takes_space_alone(text: str, before: int, encoding: Encoding, token: int, start: int) -> bool:
+    """Whether a token reaches into the span from `start` on, and what it takes of the text in front, as far as the span
+    before, is space."""
+    if token < 0:
+        return False
+    begins, ends = _chars(encoding, token)
+    return bool(before <= begins < start < ends and not text[begins:start].strip(" "))
 
 
 def _tokens_of_images(row: Rendered, encoding: Encoding, shift: int) -> list[TokenRange]:
