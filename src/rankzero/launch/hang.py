@@ -146,11 +146,13 @@ class HangWatch:
         if suspended:
             names = ", ".join(workers.name(local) for local in suspended)
             return ServiceError(f"{names} was suspended (SIGSTOP) while the others waited", hint=hint)
-        busy = waited_for(places)
+        busy, silent = waited_for(places)
         stuck = busy or sorted(places)
         at = [f"{workers.name(local)}{f' at {places[local]}' if places[local] else ''}" for local in stuck]
         if busy and len(busy) < len(places):
-            return ServiceError(f"{stall}: the others wait for {', '.join(at)}", hint=hint)
+            kind = ServiceError if self._alone or not silent else PeerLostError
+            unheard = "".join(f"; {workers.name(local)} has not answered" for local in silent)
+            return kind(f"{stall}: the others wait for {', '.join(at)}{unheard}", hint=hint)
         # All wait, or all are stuck in the same way. Where there are other machines it may be the fault of one of them:
         # a node that has lost a peer leaves it to the others to find out.
         kind = ServiceError if self._alone else PeerLostError
@@ -165,11 +167,13 @@ class HangWatch:
         return directory if not writing.is_alive() and directory.is_dir() else None
 
 
-def waited_for(places: Mapping[int, str]) -> list[int]:
-    """Of ranks and where they are (`file:line in function`; empty: it has not answered): for which the others wait.
-    What has not answered is held for stuck only where nobody was found who is."""
+def waited_for(places: Mapping[int, str]) -> tuple[list[int], list[int]]:
+    """Of ranks and where they are (`file:line in function`; empty: it has not answered): for which the others wait, and
+    which of those that are left have not answered. On a busy machine they may be about to, or be stuck themselves;
+    where nobody was found who is, they are."""
     busy = [local for local, place in places.items() if place and not _waits(place)]
-    return busy or [local for local, place in places.items() if not place]
+    silent = [local for local, place in places.items() if not place]
+    return (busy, silent) if busy else (silent, [])
 
 
 def _waits(place: str) -> bool:

@@ -34,7 +34,7 @@ from rankzero.model.files import if_own_code, stored_precision
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
-from rankzero.model.tying import tie_as_stored
+from rankzero.model.tying import say_whether_tied, tie_as_stored
 from rankzero.model.unread import check_unread
 from rankzero.process_wide import ProcessWide
 from rankzero.spec.run_spec import ModelSpec
@@ -287,6 +287,7 @@ def load_model(
             hint="a file may be cut off or belong to another model; copy it again",
         ) from error
     _check_loaded(model, kind, report, source)
+    say_whether_tied(model)
     keep_layout(model)
     model.config.use_cache = False
     return model

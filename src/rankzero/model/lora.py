@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.constants import DUMMY_TARGET_MODULES, EMBEDDING_LAYER_NAMES
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.other import AuxiliaryTrainingWrapper
 from peft.utils.transformers_weight_conversion import (
     convert_peft_adapter_state_dict_for_transformers,
@@ -37,6 +37,8 @@ from rankzero.model.targets import (
     linear_parts,
     shortest,
     target_modules,
+    tied_by_peft,
+    trained_copy,
 )
 from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import LoraSpec, Parts
@@ -70,7 +72,8 @@ def apply_lora(
     config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name, tokens=tokens)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    tied, saved = config.ensure_weight_tying, list(config.modules_to_save or ())
+    tables = embedding_tables(model)
+    tied = len(tables) > 1 and {*tables} <= {*targets.saved} and is_tied(model)
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
     try:
         with drawn_from(seed), outlined(model):
@@ -78,11 +81,8 @@ def apply_lora(
     except ValueError as error:
         hint = "name other layers in lora.target_modules"
         raise ConfigError(f"peft: {first_line(error)}", where="lora.target_modules", hint=hint) from error
-    if tied and not is_tied(adapted):
-        what = f"peft {peft.__version__} parts this model's head from its embeddings, which are one tensor"
-        raise ConfigError(what, where="lora.modules_to_save", hint="leave both out of it")
     if tied:
-        _name_what_is_tied(adapted, saved)
+        _tie(adapted)
     over_packed_tensors(adapted)
     keep_head_biases(adapted)
     _require_names_that_come_back(adapted)
@@ -92,13 +92,18 @@ def apply_lora(
     return adapted
 
 
-def _name_what_is_tied(adapted: Any, saved: list[str]) -> None:
-    """Have the adapter's config keep a name by which peft, loading it, ties again: it takes the head's out, and knows
-    no embeddings but `embed_tokens`."""
-    config = adapted.peft_config[adapted.active_adapter]
-    named = list(config.modules_to_save or ())
-    if not any(name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES for name in named):
-        config.modules_to_save = [*named, *(name for name in saved if name not in named)]
+def _tie(adapted: Any) -> None:
+    """Let head and embeddings that are both trained in full stay one tensor, which peft does only where it knows their
+    names, and for a head without its bias."""
+    tables = [trained_copy(table) for table in (adapted.get_input_embeddings(), adapted.get_output_embeddings())]
+    tables[1].weight = tables[0].weight
+
+
+def _are_trained_alike(adapted: Any) -> bool:
+    """Whether both tables were trained in full, and hold the same: as one tensor, that is."""
+    tables = [adapted.get_input_embeddings(), adapted.get_output_embeddings()]
+    ours, theirs = (trained_copy(table) for table in tables)
+    return ours is not tables[0] and theirs is not tables[1] and torch.equal(ours.weight, theirs.weight)
 
 
 def adapted_layers(model: Any) -> list[Any]:
@@ -147,6 +152,7 @@ def load_adapter(model: Any, directory: Path) -> Any:
     """The model with a saved adapter on it, to compute with. Raises ConfigError where they do not belong together, or
     the adapter cannot be read."""
     read_adapter_config(directory)
+    tied = len(embedding_tables(model)) > 1 and is_tied(model)
     try:
         with outlined(model):
             adapted = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
@@ -159,6 +165,8 @@ def load_adapter(model: Any, directory: Path) -> Any:
         raise ConfigError(what, where=str(directory), hint=_ITS_MODEL) from error
     if lost:
         raise ConfigError(f"the adapter does not fit the model: {lost}", where=str(directory), hint=_ITS_MODEL)
+    if tied and _are_trained_alike(adapted):
+        _tie(adapted)
     over_packed_tensors(adapted)
     keep_head_biases(adapted)
     return adapted
@@ -208,12 +216,17 @@ def lora_config(
         target_parameters=list(targets.parameters) or None,
         modules_to_save=_names_to_save(targets, modules) or None,
         trainable_token_indices={name: list(tokens) for name in tables} if tokens else None,
-        ensure_weight_tying=any(name in tables for name in targets.saved) and is_tied(model),
+        ensure_weight_tying=_ties(targets, tables, model),
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets.modules),
     )
     return _as_peft_reads_it(config, lora, model, targets, packed=packed)
+
+
+def _ties(targets: Targets, tables: list[str], model: Any) -> bool:
+    touched = [name for name in targets.saved if name in tables]
+    return bool(touched) and is_tied(model) and tied_by_peft(touched, model)
 
 
 def token_numbers(lora: LoraSpec, tokenizer: Any) -> tuple[int, ...]:

@@ -58,7 +58,9 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
     saved = [*_routers(belongs, parts), *(_heads(model) if use == "classifies" else [])]
     if "projector" in parts and "projector" not in linear.values():
         saved += _outermost_modules([name for name, part in belongs.items() if part == "projector"], belongs)
-    whole = _with_what_is_tied(_in_full(lora, model, parts), model)
+    named_in_full, ambiguous = _in_full(lora, model, parts)
+    whole = _with_what_is_tied(named_in_full, model)
+    problems += ambiguous
     problems += _whole_problems(lora, model, whole, [*chosen, *tensors])
     saved += [name for name in whole if name not in saved]
     if tensors:
@@ -68,6 +70,7 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
     if not problems and not isinstance(wanted, str):
         part_of = part_finder(model)
         touched = {part_of(name) for name in (*chosen, *saved)} | ({"experts"} if tensors else set())
+        touched |= {"language"} if lora.trainable_token_indices else set()
         problems += _untouched_parts([part for part in wanted if part not in touched], linear)
     if not problems and not (chosen or tensors or saved):
         hint = f"it has linear layers in: {', '.join(sorted(set(linear.values())))}"
@@ -136,25 +139,36 @@ def named_modules(model: Any, wanted: str) -> list[str]:
     ]
 
 
-def _in_full(lora: LoraSpec, model: Any, parts: frozenset[Part]) -> list[str]:
+def _in_full(lora: LoraSpec, model: Any, parts: frozenset[Part]) -> tuple[list[str], list[Problem]]:
     """What lora.modules_to_save means: of modules that are called so in several parts those of the wanted ones. A name
-    in full means its module, wherever it is."""
-    part_of, found = part_finder(model), []
+    in full means its module, wherever it is, and so does one that a single part has."""
+    part_of, found, problems = part_finder(model), [], []
     for wanted in lora.modules_to_save:
         named = named_modules(model, wanted)
         inside_parts = [name for name in named if name == wanted or part_of(name) in parts]
+        elsewhere = sorted({part_of(name) for name in named})
+        if not inside_parts and len(elsewhere) > 1:
+            what = f"{wanted} is in the {' and the '.join(elsewhere)}, which are not trained (train.parts)"
+            hint = f"name it in full: {', '.join(named[:2])}"
+            problems.append(Problem(what, "lora.modules_to_save", hint))
         found += inside_parts or named
-    return found
+    return found, problems
 
 
 def _with_what_is_tied(whole: list[str], model: Any) -> list[str]:
-    """With an embedding that the head is tied to also the head, and the other way round. peft finds the other one by
-    itself where it knows the name of one of them."""
+    """With one of two tied tables also the other, unless peft takes it by itself."""
     tables = embedding_tables(model)
     touched = [name for name in whole if name in tables]
-    if not touched or not is_tied(model) or any(_last(name) in EMBEDDING_LAYER_NAMES for name in touched):
+    if not touched or not is_tied(model) or tied_by_peft(touched, model):
         return whole
     return [*whole, *(name for name in tables if name not in whole)]
+
+
+def tied_by_peft(touched: Sequence[str], model: Any) -> bool:
+    """Whether peft, told one of these tied tables, trains the other with it: it has to know the name, and makes a head
+    without a bias."""
+    bias = getattr(model.get_output_embeddings(), "bias", None)
+    return bias is None and any(_last(name) in EMBEDDING_LAYER_NAMES for name in touched)
 
 
 def embedding_tables(model: Any) -> list[str]:
@@ -170,10 +184,11 @@ def embedding_tables(model: Any) -> list[str]:
 def is_tied(model: Any) -> bool:
     """Whether head and embeddings are one tensor, also where peft has put its own modules in their place."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    return head is not None and _trained(head).weight is _trained(embeddings).weight
+    return head is not None and trained_copy(head).weight is trained_copy(embeddings).weight
 
 
-def _trained(module: Any) -> Any:
+def trained_copy(module: Any) -> Any:
+    """What is trained of a module in full, in whose place peft has put both; the module itself of any other."""
     saved = getattr(module, "modules_to_save", None)
     return module if saved is None else next(iter(saved.values()))
 
@@ -182,11 +197,17 @@ def _untouched_parts(parts: Sequence[Part], linear: dict[str, Part]) -> list[Pro
     """Of parts that were asked for by name and of which nothing would be trained."""
     problems = []
     for part in parts:
-        last = sorted({_last(name) for name, other in linear.items() if other == part})
-        hint = f"name layers of it: {', '.join(last)}; or leave it out of train.parts"
+        words = sorted({_in_words(name) for name, other in linear.items() if other == part})
+        hint = f"name layers of it: {', '.join(words)}; or leave it out of train.parts"
         what = f"no layer of the {part.replace('_', ' ')} is called so, and it is to be trained (train.parts)"
         problems.append(Problem(what, "lora.target_modules", hint))
     return problems
+
+
+def _in_words(name: str) -> str:
+    """`mlp.0` of a layer that has a number for a name."""
+    segments = name.split(".")
+    return ".".join(segments[-2:] if segments[-1].isdigit() else segments[-1:])
 
 
 def _whole_problems(lora: LoraSpec, model: Any, whole: list[str], adapted: list[str]) -> list[Problem]:

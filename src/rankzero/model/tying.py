@@ -8,6 +8,7 @@ one, and so would whoever reads the config beside what was trained.
 from __future__ import annotations
 
 import logging
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,26 +39,25 @@ def tie_as_stored(config: Any, weights: Path) -> None:
 def say_whether_tied(model: Any) -> None:
     """Where training or merging has parted a head from its embeddings, the config must not join them again: servers
     read it, and not which tensors there are."""
-    head = model.get_output_embeddings()
-    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    weight = getattr(model.get_output_embeddings(), "weight", None)
     for config in (model.config, model.config.get_text_config()):
-        if head is not None and getattr(config, "tie_word_embeddings", False):
-            config.tie_word_embeddings = tied
+        if weight is not None and getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = weight is model.get_input_embeddings().weight
 
 
 def _tables(config: Any) -> tuple[str, str] | None:
-    """What the tensors of head and embeddings are called at the end of their names; None where nothing says it."""
+    """What the tensors of head and embeddings are called; None where nothing says it."""
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         kind = auto._model_mapping.get(type(config), None)
         tied = getattr(kind, "_tied_weights_keys", None)
-        if isinstance(tied, dict) and len(tied) == 1:
-            ((one, other),) = tied.items()
-            return _end(one), _end(other)
+        pairs = (
+            [pair for pair in tied.items() if all(name.endswith(".weight") for name in pair)]
+            if isinstance(tied, dict)
+            else []
+        )
+        if len(pairs) == 1:
+            return pairs[0]
     return None
-
-
-def _end(name: str) -> str:
-    return ".".join(name.split(".")[-2:])
 
 
 def _written(file: Path) -> int:
@@ -72,13 +72,24 @@ def _differ(head: str, embeddings: str, files: tuple[tuple[Path, int], ...]) -> 
     try:
         for file, _ in files:
             with safe_open(file, framework="pt") as opened:
-                for end, places in found.items():
-                    places += [(file, name) for name in opened.keys() if f".{name}".endswith(f".{end}")]  # noqa: SIM118
-        if any(len(places) != 1 for places in found.values()):
-            return False
-        return not _are_equal(*found[head][0], *found[embeddings][0])
+                names = list(opened.keys())
+            for name, places in found.items():
+                end = ".".join(name.split(".")[-2:])
+                places += [(file, stored) for stored in names if f".{stored}".endswith(f".{end}")]
+        ours, theirs = (_the_one(places, name) for name, places in found.items())
+        return ours is not None and theirs is not None and not _are_equal(*ours, *theirs)
     except (OSError, SafetensorError):
         return False
+
+
+def _the_one(places: list[tuple[Path, str]], name: str) -> tuple[Path, str] | None:
+    """The tensor of this name, or of an older one, beside those of blocks that predict further tokens."""
+    exact = [place for place in places if place[1] == name]
+    beside = [place for place in places if not _OF_A_BLOCK.search(place[1])]
+    return next((some[0] for some in (exact, beside) if len(some) == 1), None)
+
+
+_OF_A_BLOCK = re.compile(r"(^|\.)(mtp|\d+)\.")
 
 
 def _are_equal(file: Path, name: str, other_file: Path, other_name: str) -> bool:
@@ -88,4 +99,8 @@ def _are_equal(file: Path, name: str, other_file: Path, other_name: str) -> bool
         if shape != theirs.get_shape() or not shape:
             return False
         pieces = (slice(first, first + _ROWS) for first in range(0, shape[0], _ROWS))
-        return all(torch.equal(ours[piece], theirs[piece]) for piece in pieces)
+        return all(_same(ours[piece], theirs[piece]) for piece in pieces)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other) if one.dtype is other.dtype else torch.equal(one.float(), other.float())

@@ -19,11 +19,14 @@ from transformers import (
     BioGptConfig,
     BloomConfig,
     CanineConfig,
+    CTRLConfig,
     FalconH1Config,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
+    ModernBertDecoderConfig,
     NemotronHConfig,
+    PhiConfig,
 )
 
 from rankzero.engine.setup import to_train
@@ -215,23 +218,43 @@ TIED = {
         BioGptConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64),
     ),
     "llama": ("model.embed_tokens", CONFIGS["llama"]()),
+    "phi": (
+        "model.embed_tokens",
+        PhiConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64),
+    ),
+    "ctrl": ("transformer.w", CTRLConfig(vocab_size=64, n_embd=16, dff=32, n_layer=1, n_head=2, n_positions=64)),
+    "modernbert-decoder": (
+        "decoder",
+        ModernBertDecoderConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=64,
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
+        ),
+    ),
 }
+"""Names that peft knows and does not, and heads with a bias, which it leaves out."""
 
 
 @pytest.mark.parametrize("kind", sorted(TIED))
 def test_a_table_that_is_trained_in_full_stays_tied_whatever_it_is_called(kind: str, tmp_path: Path) -> None:
     name, config = TIED[kind]
     config.tie_word_embeddings = True
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    made = AutoModelForCausalLM.from_config(config)
+    for part in made.parameters():
+        part.data += 0.1 * torch.randn_like(part)
+    made.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    before = logits(model.eval())
     spec = spec_with(modules_to_save=[name.rpartition(".")[2]])
-    adapted = shaken(to_train(model, spec, base_name="base"))
-    assert is_tied(adapted) and any(
-        "wte" in n or "embed" in n for n, p in adapted.named_parameters() if p.requires_grad
-    )
+    adapted = to_train(model, spec, base_name="base")
+    assert torch.equal(logits(adapted.eval()), before)
+    shaken(adapted)
+    assert is_tied(adapted) and any("modules_to_save" in n for n, p in adapted.named_parameters() if p.requires_grad)
     save_weights(adapted, tmp_path / "adapter")
     plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
-    assert is_tied(plain)
     assert torch.allclose(logits(plain.eval()), logits(adapted), atol=1e-5, rtol=0)
 
 
@@ -259,6 +282,8 @@ def test_what_is_trained_in_full_is_of_the_wanted_parts_unless_its_name_says_whe
     assert saved_in == ("model.language_model.norm",)
     in_full = "model.visual.merger.norm"
     assert in_full in targets("qwen3_vl", spec_with(modules_to_save=[in_full])).saved
+    with pytest.raises(ConfigError, match="norm is in the language and the projector, which are not trained"):
+        targets("qwen3_vl", spec_of(lora={"dropout": 0, "modules_to_save": ["norm"]}, train__parts=["vision_tower"]))
     nowhere_else = targets("qwen3_vl", spec_with(modules_to_save=["merger"])).saved
     assert nowhere_else == ("model.visual.merger",)
 

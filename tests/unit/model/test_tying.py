@@ -64,6 +64,27 @@ def test_shape_and_config_are_as_the_files(name: str, off: float, tmp_path: Path
     assert loaded.config.tie_word_embeddings is are_one(loaded)
 
 
+def test_tables_of_blocks_that_predict_further_tokens_are_beside_the_matter(tmp_path: Path) -> None:
+    directory = with_a_head(tiny_model(tmp_path / "model"), *HEADS["llama"], off=0.5)
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    more = dict.fromkeys(("mtp.embed_tokens.weight", "model.layers.7.embed_tokens.weight"))
+    weights |= {name: weights["model.embed_tokens.weight"].clone() for name in more}
+    save_file(weights, file, metadata={"format": "pt"})
+    assert load_config(ModelSource(directory, directory, "tiny"), ModelSpec(name="tiny")).tie_word_embeddings is False
+
+
+def test_tables_of_two_precisions_are_compared(tmp_path: Path) -> None:
+    directory = with_a_head(tiny_model(tmp_path / "model"), *HEADS["llama"], off=0.5)
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"] = weights["lm_head.weight"].to(torch.float8_e4m3fn)
+    save_file(weights, file, metadata={"format": "pt"})
+    config = AutoConfig.from_pretrained(directory)
+    tying.tie_as_stored(config, directory)
+    assert config.tie_word_embeddings is False
+
+
 def test_nothing_is_read_where_there_is_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny_model(tmp_path / "model")
     monkeypatch.setattr(tying, "_are_equal", None)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPTNeoConfig
 
 from rankzero.errors import ConfigError
 from rankzero.model.source import ModelSource
@@ -63,6 +64,36 @@ def test_a_bias_of_zeros_is_none(tmp_path: Path, said: Said) -> None:
     source = saved("llama", tmp_path)
     holds(tmp_path, model__layers__0__self_attn__o_proj__bias=torch.zeros(16))
     loaded(source, spec_of())
+    assert not said()
+
+
+def test_a_bias_of_zeros_is_none_under_an_older_name(tmp_path: Path, said: Said) -> None:
+    """transformers reports names as the model has them."""
+    source = saved("gemma3", tmp_path)
+    (stored,) = (
+        name
+        for name in load_file(tmp_path / "model.safetensors")
+        if name.endswith("layers.0.self_attn.o_proj.weight") and "vision" not in name
+    )
+    holds(tmp_path, **{stored.replace("weight", "bias"): torch.zeros(16)})
+    loaded(source, spec_of())
+    assert not said()
+
+
+def test_the_causal_masks_of_gpt_neo_are_no_layers(tmp_path: Path, said: Said) -> None:
+    types = [[["global", "local"], 1]]
+    config = GPTNeoConfig(hidden_size=16, num_layers=2, attention_types=types, num_heads=2, vocab_size=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    holds(tmp_path, transformer__h__0__attn__attention__bias=torch.ones(1, 1, 4, 4))
+    loaded(ModelSource(tmp_path, tmp_path, "tiny"), spec_of())
+    assert not said()
+
+
+def test_the_bias_of_another_tasks_head_is_left_out(tmp_path: Path, said: Said) -> None:
+    """A reward model that scores tokens has one, a classifier of texts has none."""
+    source = saved("llama", tmp_path)
+    holds(tmp_path, score__weight=torch.ones(2, 16), score__bias=torch.ones(2))
+    loaded(source, spec_of(task="classify"))
     assert not said()
 
 
