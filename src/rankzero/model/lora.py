@@ -73,7 +73,7 @@ def apply_lora(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     tables = embedding_tables(model)
-    tied = len(tables) > 1 and {*tables} <= {*targets.saved} and is_tied(model)
+    tied = len(tables) > 1 and {*tables} <= {*targets.saved} and is_tied(model) and not config.ensure_weight_tying
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
     try:
         with drawn_from(seed), outlined(model):

@@ -165,10 +165,10 @@ def _with_what_is_tied(whole: list[str], model: Any) -> list[str]:
 
 
 def tied_by_peft(touched: Sequence[str], model: Any) -> bool:
-    """Whether peft, told one of these tied tables, trains the other with it: it has to know the name, and makes a head
-    without a bias."""
+    """Whether peft, told one of these tied tables or both, trains them as one: it has to know the names, and makes a
+    head without a bias."""
     bias = getattr(model.get_output_embeddings(), "bias", None)
-    return bias is None and any(_last(name) in EMBEDDING_LAYER_NAMES for name in touched)
+    return bias is None and all(_last(name) in EMBEDDING_LAYER_NAMES for name in touched)
 
 
 def embedding_tables(model: Any) -> list[str]:
