@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.detection import ambiguous
 from rankzero.data.rows.formats.fields import read_id, read_text
 from rankzero.data.rows.formats.format import CannotSayError, Claim, Format, Noted, Result, Row, Writer, Written
 from rankzero.data.rows.formats.writing import beside
@@ -47,9 +49,24 @@ def to_conversation(row: Row, line: int) -> Result:
     return conversation
 
 
-def _labelled(row: Row, _keys: Set[str], _line: int) -> bool:
-    """The label may be null."""
-    return "label" in row
+_SECOND_TEXTS = frozenset(
+    {
+        *("question", "query", "premise", "hypothesis", "sentence1", "sentence2", "text_pair", "text1", "text2"),
+        *("passage", "context", "aspect"),
+    }
+)
+"""What the class of a pair of texts depends on, as in GLUE's tasks."""
+
+
+def _labelled(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
+    """The label may be null. Of a pair, half would be trained on."""
+    if "label" not in row:
+        return False
+    others = [key for key in row if key in keys & _SECOND_TEXTS and isinstance(row[key], str) and row[key].strip()]
+    if not others:
+        return True
+    problem = ambiguous(row, line, [*others, "text", "sentence"], "classification")
+    return replace(problem, hint=f"join them as `text`; for `text` or `sentence` alone {problem.hint}")
 
 
 def to_row(conversation: Conversation) -> Written:

@@ -43,6 +43,11 @@ def test_reason(row: dict[str, Any], why: str) -> None:
         ({"text": "t", "question": "q"}, "text"),
         ({"instruction": "Add", "output": "12", "text": "t"}, "alpaca"),
         ({"conversations": [], "conversation": []}, "sharegpt"),
+        ({"text": "t", "label": 1, "question": "q"}, "classification"),
+        ({"question": "When?", "sentence": "In 1945.", "label": 0, "idx": 0}, "classification"),
+        ({"text": "a", "text_pair": "b", "label": 1}, "classification"),
+        ({"text": "good food", "aspect": "service", "label": 1}, "classification"),
+        ({"sentence": "a", "hypothesis": "b", "label": 1}, "classification"),
     ],
 )
 def test_rows_of_two_shapes_are_a_question(row: dict[str, Any], possible: str) -> None:
@@ -56,7 +61,8 @@ def test_rows_of_two_shapes_are_a_question(row: dict[str, Any], possible: str) -
         ({"messages": ROWS["messages"][0]["messages"], "problem": "q", "solution": "s"}, "messages"),
         ({"prompt": "p", "completion": "c", "answer": "x"}, "prompt_completion"),
         ({"messages": ROWS["messages"][0]["messages"], "chosen": "x"}, "messages"),
-        ({"text": "t", "label": 1, "question": "q"}, "classification"),
+        ({"text": "t", "label": 1, "title": "q"}, "classification"),
+        ({"text": "t", "label": 1, "question": " "}, "classification"),
         ({"prompt": "p", "response": "r", "label": None}, "query_response"),
     ],
 )
