@@ -11,6 +11,7 @@ is noted what is about to be sent; where that was not answered, or this process 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
 import signal
@@ -69,6 +70,10 @@ def settings_of(spec: RunSpec) -> dict[str, str]:
     return dict(flat(spec.model_dump(mode="json", exclude={"tracking"}), ""))
 
 
+class OvertakenError(Exception):
+    """The note is another run's by now, which was begun in this directory while this sender was still busy."""
+
+
 class Delivery:
     """One run's numbers on their way to one server."""
 
@@ -82,23 +87,31 @@ class Delivery:
         }
         self._server: Server | None = None
         self._redact = Redactor(os.environ)
+        self._has_read = False
 
     def round(self) -> None:
-        """Send all that there is. Raises what a server's client or the disk raises, after noting it."""
+        """Send all that there is. Raises what a server's client or the disk raises, after noting it, and OvertakenError
+        where there is no more to be done."""
         try:
             self._round()
+        except OvertakenError:
+            raise
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self.sent.error = printable(self._redact(reason))[:LONGEST_REASON]
             self._server = None  # connections and what was cached of them are the first suspects
-            with suppress(StorageError):
-                self.sent.write(self._path)
+            if self._has_read:  # else it would be written over: what a server has would go there again
+                with suppress(StorageError, ValueError):
+                    self._note()
             raise
 
     def _round(self) -> None:
         is_first = self._server is None
         if self._server is None:
-            self.sent = Sent.read(self._path)
+            read = Sent.read(self._path)
+            if self._has_read and self._path.is_file() and read.key != self.sent.key:
+                raise OvertakenError(str(self._path))
+            self.sent, self._has_read = read, True
             self._server = self._begin()
         end = ended, begun = last_end(self._run_dir)
         for kind in KINDS:
@@ -110,7 +123,7 @@ class Delivery:
             self._server.end(ended)
         if is_new or self.sent.error is not None:
             self.sent = replace(self.sent, ended=ended, ended_start=begun, error=None)
-            self.sent.write(self._path)
+            self._note()
 
     def _begin(self) -> Server:
         server = self._connect(self._run_dir)
@@ -124,16 +137,26 @@ class Delivery:
             if self.sent.directory is not None or self.sent.last:
                 self.sent.unsure = dict.fromkeys(KINDS, EVERY)
             self.sent.directory = here
-            self.sent.write(self._path)
+            self._note()
         if self.sent.spec is None or self.sent.place is None:
             self.sent.spec, self.sent.place = self.sent.spec or setting_hash(self._spec), server.place
-            self.sent.write(self._path)  # the key, before anything carries it
+            self._note()  # the key, before anything carries it
         facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
         there = server.begin(facts, self.sent.key, self.sent.there)
         if (there, server.link) != (self.sent.there, self.sent.link):
             self.sent.there, self.sent.link = there, server.link
-            self.sent.write(self._path)
+            self._note()
         return server
+
+    def _note(self) -> None:
+        """Write down what the server has. The start of another run waits for no lock. Raises StorageError,
+        OvertakenError."""
+        if self._path.is_file():
+            with storage_errors(self._path):
+                now = json.loads(self._path.read_text(encoding="utf-8"))
+            if now.get("key", self.sent.key) != self.sent.key:
+                raise OvertakenError(str(self._path))
+        self.sent.write(self._path)
 
     def _batch(self, kind: Any, server: Server) -> bool:
         """Send the next rows of a kind. Returns whether there were any."""
@@ -150,7 +173,7 @@ class Delivery:
                 doubtful = -1
         if rows[-1]["step"] > doubtful:
             sent.unsure[kind] = rows[-1]["step"]
-            sent.write(self._path)
+            self._note()
         if wanted:
             server.send(kind, list(shown(wanted, self._redact)) if kind == "samples" else wanted)
         if kind == "metrics":
@@ -159,7 +182,7 @@ class Delivery:
         sent.last[kind] = rows[-1]["step"]
         if sent.last[kind] >= sent.unsure[kind]:  # else a resume took steps away that may have arrived
             del sent.unsure[kind]
-        sent.write(self._path)
+        self._note()
         return True
 
 
@@ -210,6 +233,8 @@ def keep_sending(delivery: Delivery, over: threading.Event) -> None:
         try:
             delivery.round()
             pause, told = POLL_SECONDS, False
+        except OvertakenError:
+            return
         except Exception:  # noted by the delivery; a tracker's client has exceptions of its own
             pause = RETRY_SECONDS[0] if pause == POLL_SECONDS else min(2 * pause, RETRY_SECONDS[1])
             if not told and not last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections import Counter
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from rankzero.engine.metrics import MetricsLog
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from rankzero.track.send import Delivery, only_sender, settings_of
+from rankzero.track.send import Delivery, OvertakenError, only_sender, settings_of
 from rankzero.track.server import Kind, Row, place_of
 from rankzero.track.spool import BATCH_ROWS, Sent, Spool, unsent
 from tests.support.trackers import MemoryServer, note_start
@@ -143,6 +144,59 @@ def test_a_failure_is_noted_and_no_row_is_lost(tmp_path: Path, monkeypatch: pyte
     sender.round()
     assert len(server.points) == BATCH_ROWS * 2 + 8 and set(server.points.values()) == {1}
     assert Sent.read(run_dir.tracking / "memory.json").error is None
+
+
+def test_a_note_that_could_not_be_read_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a volume over the network that is away for a moment: a note of its own would send everything again."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, 5)
+    tried(server, run_dir)
+    own, failures = Sent.read, [OSError(errno.EIO, "Input/output error")]
+
+    def read(path: Path) -> Sent:
+        if failures:
+            raise failures.pop()
+        return own(path)
+
+    monkeypatch.setattr(Sent, "read", read)
+    write(run_dir, 6, 8)
+    sender = delivery(server, run_dir)
+    with pytest.raises(OSError, match="Input/output"):
+        sender.round()
+    sender.round()
+    assert len(server.runs) == 1 and len(server.points) == 8 and set(server.points.values()) == {1}
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_a_sender_that_outlives_its_run_leaves_the_note_of_the_next(begins_anew: bool, tmp_path: Path) -> None:
+    """It was killed, and its sender is still waiting for an answer when the directory is another run's."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, 5)
+    left = delivery(server, run_dir)
+    left.round()
+    write(run_dir, 1, 3, resume=-1)
+    note = run_dir.tracking / "memory.json"
+    Sent(spec="of the next").write(note)
+    key = Sent.read(note).key
+    if begins_anew:  # as after a failure
+        left._server = None
+    write(run_dir, 4, 9)
+    with pytest.raises(OvertakenError):
+        left.round()
+    assert Sent.read(note).key == key and Sent.read(note).last == {}
+    delivery(server, run_dir).round()
+    assert len(server.runs) == 2 and Sent.read(note).last == {"metrics": 9}
+
+
+def test_a_note_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, 5)
+    sender = delivery(server, run_dir)
+    sender.round()
+    (run_dir.tracking / "memory.json").unlink()
+    write(run_dir, 6, 7)
+    sender.round()
+    assert Sent.read(run_dir.tracking / "memory.json").last == {"metrics": 7} and len(server.points) == 7
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
