@@ -33,6 +33,16 @@ def named_counts(counts: Mapping[str, int], most: int = 8) -> list[str]:
     return [*shown, f"and {len(common) - most:,} more"] if len(common) > most else shown
 
 
+def named_keys(counts: Mapping[str, int]) -> list[str]:
+    """Keys of rows with how many have them: first those inside turns and parts, which say something of these."""
+    inside = {key: count for key, count in counts.items() if "[" in key}
+    beside = {key: count for key, count in counts.items() if "[" not in key}
+    return [*named_counts(inside, _KEYS), *named_counts(beside, _KEYS)]
+
+
+_KEYS = 40
+
+
 def in_bytes(count: float) -> str:
     """`1.53 GB`, `5.6 MB` or `123 B`: powers of 1,000, three digits, and all of those before the point."""
     unit, scale = next(((unit, scale) for unit, scale in _SIZES if count >= scale), ("B", 1.0))

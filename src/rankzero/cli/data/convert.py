@@ -10,7 +10,7 @@ import typer
 
 from rankzero.api.installed import require_data
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
-from rankzero.wording import named_counts
+from rankzero.wording import named_keys
 
 if TYPE_CHECKING:
     from rankzero.data.convert.convert import Conversion
@@ -88,7 +88,7 @@ def _summary(done: Conversion, output: Path, quarantine: Path | None) -> list[st
     ]
     lines += [f"  {count:,} {what}" for what, count in parts if count]
     if done.ignored_keys:
-        lines.append(f"  keys that are not read, and so not written: {', '.join(named_counts(done.ignored_keys))}")
+        lines.append(f"  keys that are not read, and so not written: {', '.join(named_keys(done.ignored_keys))}")
     if done.image_root:
         lines.append(f"in run.yaml: data.train: [{{path: {output}, image_root: {done.image_root}}}]")
     return lines

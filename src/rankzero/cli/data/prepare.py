@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankzero.errors import UsageError
-from rankzero.wording import named_counts
+from rankzero.wording import named_keys
 
 if TYPE_CHECKING:
     from rankzero.data.cache.dataset import TokenizedDataset
@@ -68,7 +68,7 @@ def prepare(
             for note, rows in facts["notes"].items():
                 typer.echo(f"  {rows:,} rows: {note}")
             if facts["ignored_keys"]:
-                typer.echo(f"  keys of rows that nothing reads: {', '.join(named_counts(facts['ignored_keys']))}")
+                typer.echo(f"  keys of rows that nothing reads: {', '.join(named_keys(facts['ignored_keys']))}")
 
 
 def _facts(made: TokenizedDataset | Stream) -> dict[str, Any]:

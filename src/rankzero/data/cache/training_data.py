@@ -27,7 +27,7 @@ from rankzero.data.tokens.tokenizer import Tokenizer
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
-from rankzero.wording import counted, named_counts
+from rankzero.wording import counted, named_keys
 
 ShowProgress = Callable[[str, Sequence[LocatedSource]], AbstractContextManager[Progress]]
 """Opens a progress bar for what is read next; advanced by bytes."""
@@ -110,7 +110,7 @@ def training_data(
         for note, rows in stats.notes.items():
             say(f"{label}: {rows} rows: {note}")
         if stats.ignored_keys:
-            say(f"{label}: keys of rows that nothing reads: {', '.join(named_counts(stats.ignored_keys))}")
+            say(f"{label}: keys of rows that nothing reads: {', '.join(named_keys(stats.ignored_keys))}")
         read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
     notes = frozenset(note for dataset in read.values() for note in dataset.stats.notes)
     if streamed is not None:

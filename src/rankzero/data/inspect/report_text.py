@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from rankzero.data.inspect.report import CheckReport
 from rankzero.data.inspect.serving import Comparison
 from rankzero.data.inspect.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
-from rankzero.wording import counted, named_counts
+from rankzero.wording import counted, named_counts, named_keys
 
 _LABEL = 13
 _BAR_COLUMNS = 60
@@ -34,7 +34,7 @@ def report_lines(report: CheckReport, comparison: Comparison | None = None, widt
     page.say("languages", named_counts(counts.languages))
     page.say("labels", named_counts(counts.labels))
     page.say("done to rows", (f"{rule} ({rows:,})" for rule, rows in by_count(counts.rules)), separator="; ")
-    page.say("not read", named_counts(counts.ignored_keys))
+    page.say("not read", named_keys(counts.ignored_keys))
     _duplicates(page, report)
     _images(page, report)
     if counts.tokens is None:

@@ -29,7 +29,7 @@ from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
-from rankzero.wording import counted, named_counts
+from rankzero.wording import counted, named_keys
 
 FIRST_ROWS = 64
 """Of each source, looked at before anything else is done."""
@@ -130,7 +130,7 @@ def make_stream(
     parts = take_apart(tokenizer, rules.trains)
     stream = Stream(tuple(sources), shards, parts, rules, seed, window_rows, cache_bytes)
     first, notes, ignored_keys = _first_rows(stream, network)
-    return replace(stream, noted=frozenset(notes), unread=tuple(named_counts(ignored_keys)), first=first)
+    return replace(stream, noted=frozenset(notes), unread=tuple(named_keys(ignored_keys)), first=first)
 
 
 def _first_rows(stream: Stream, network: Network) -> tuple[RowsWithLabels, Counter[str], Counter[str]]:

@@ -14,6 +14,7 @@ from rankzero.data.rows.formats.detection import Detector, listed
 from rankzero.data.rows.formats.format import ASKING, SEEN, Format, Noted, Result, Row, Writer
 from rankzero.data.rows.formats.json_text import TwiceReadError
 from rankzero.data.rows.formats.judged import JUDGED, judged
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, says_untrained
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
 from rankzero.spec.row_formats import ROW_FORMATS
@@ -73,6 +74,10 @@ def _read(row: Row, line: int, format_: Format) -> Result:
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
+    if not row.keys().isdisjoint(LOSS_KEYS - format_.reads):
+        untrained = says_untrained(row, format_.reads, line)
+        if untrained is not None:
+            result = [*(result if isinstance(result, list) else ()), untrained]
     if format_.learns_answers and not row.keys().isdisjoint(JUDGED):
         result = judged(row, result, line, format_.reads)
     return result

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.detection import ambiguous
-from rankzero.data.rows.formats.fields import read_id, read_text
+from rankzero.data.rows.formats.fields import read_group, read_id, read_text
 from rankzero.data.rows.formats.format import CannotSayError, Claim, Format, Noted, Result, Row, Writer, Written
 from rankzero.data.rows.formats.writing import beside
 from rankzero.data.rows.problems import RowProblem, kind
@@ -43,7 +43,9 @@ def to_conversation(row: Row, line: int) -> Result:
         problems.append(RowProblem(line, "bad label", "`label` has no text", "remove the row, or name its class"))
     if isinstance(text, RowProblem) or problems:
         return problems
-    conversation = Conversation((Message("prompt", text),), False, line, id=read_id(row), label=label)
+    conversation = Conversation(
+        (Message("prompt", text),), False, line, id=read_id(row), group=read_group(row), label=label
+    )
     if minus_one:
         return Noted((), dropped=UNLABELLED, if_minus_one_is_a_class=conversation)
     return conversation
@@ -79,7 +81,7 @@ def to_row(conversation: Conversation) -> Written:
 FORMAT = Format(
     name="classification",
     needs=_TEXTS,
-    reads=frozenset({"text", "sentence", "label", "id"}),
+    reads=frozenset({"text", "sentence", "label", "id", "conversation_id"}),
     shape=SHAPE,
     to_conversation=to_conversation,
     learns_answers=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats.fields import read_id
+from rankzero.data.rows.formats.fields import read_group, read_id
 from rankzero.data.rows.formats.format import CannotSayError, Claim, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import unread_beside
@@ -32,7 +32,9 @@ def to_conversation(row: Row, line: int) -> Result:
     if not any(segment.role == "completion" and segment.content.strip() for segment in segments):
         what = "nothing to train on: no segment with text has label true"
         return [RowProblem(line, "no trained segment", what, "remove the row")]
-    return Conversation(tuple(segments), False, line, completion_only=True, id=read_id(row), verbatim=True)
+    return Conversation(
+        tuple(segments), False, line, completion_only=True, id=read_id(row), group=read_group(row), verbatim=True
+    )
 
 
 def to_row(conversation: Conversation) -> Written:
@@ -47,7 +49,7 @@ def to_row(conversation: Conversation) -> Written:
 FORMAT = Format(
     name="segments",
     needs=(KEYS,),
-    reads=KEYS | {"id"},
+    reads=KEYS | {"id", "conversation_id"},
     shape=SHAPE,
     to_conversation=to_conversation,
     claims=(Claim(KEYS),),  # beside a `text`, as transcripts have them, they only say it again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
@@ -12,6 +13,7 @@ from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.formats.messages import require_reply
 from rankzero.data.rows.formats.tools import decoded
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, TurnLoss, read_loss
 from rankzero.data.rows.formats.turns import (
     TURN_KEYS,
     empty_reply,
@@ -73,6 +75,10 @@ def _read_pairs(
     for index, item in enumerate(items):
         where = f"{key}[{index}]"
         problems += unread_beside_content(item, line, where)
+        loss = read_loss(item, "assistant", line, where)  # of the answer
+        if isinstance(loss, RowProblem):
+            problems.append(loss)
+            loss = TurnLoss(train=False)
         system, bad, empty = read_system(item, "system", line)
         problems, rules = problems + bad, rules or empty
         if system and system[0].content != said:
@@ -86,7 +92,8 @@ def _read_pairs(
             elif role == "assistant" and not text.strip():
                 problems.append(empty_reply(line, where))
             else:
-                turns.append(slots.message(role, text))
+                turn = slots.message(role, text)
+                turns.append(replace(turn, train=loss.train, weight=loss.weight) if role == "assistant" else turn)
     return tuple(turns), problems, rules
 
 
@@ -97,12 +104,16 @@ def _read_texts(items: list[str], line: int, key: str, slots: Slots) -> tuple[tu
     return tuple(slots.message(roles[i % 2], text) for i, text in enumerate(items)), problems
 
 
-_READ_OF_PAIRS = frozenset({"system"}).union(*PAIRS)
+_READ_OF_PAIRS = frozenset({"system", *LOSS_KEYS}).union(*PAIRS)
 
 
 def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
     """In whichever of its forms the turn is."""
-    return unread_beside(item, frozenset({"system", *(_pair(item) or ())})) if _pair(item) else unread_keys(item)
+    return (
+        unread_beside(item, frozenset({"system", *LOSS_KEYS, *(_pair(item) or ())}))
+        if _pair(item)
+        else unread_keys(item)
+    )
 
 
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats.fields import read_id
+from rankzero.data.rows.formats.fields import read_group, read_id
 from rankzero.data.rows.formats.format import CannotSayError, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.writing import beside, require_plain
 from rankzero.data.rows.problems import RowProblem, kind
@@ -19,7 +19,9 @@ def to_conversation(row: Row, line: int) -> Result:
         return [RowProblem(line, "text is not a string", f"`text` is {kind(value)}, not a string", hint)]
     if not value.strip():
         return [RowProblem(line, "empty text", "`text` is empty", "remove the row")]
-    return Conversation((Message("completion", value),), templated=False, line=line, id=read_id(row))
+    return Conversation(
+        (Message("completion", value),), templated=False, line=line, id=read_id(row), group=read_group(row)
+    )
 
 
 def to_row(conversation: Conversation) -> Written:
@@ -34,7 +36,7 @@ def to_row(conversation: Conversation) -> Written:
 FORMAT = Format(
     name="text",
     needs=(KEYS,),
-    reads=KEYS | {"id"},
+    reads=KEYS | {"id", "conversation_id"},
     shape='{"text": "…"}',
     to_conversation=to_conversation,
     learns_answers=False,

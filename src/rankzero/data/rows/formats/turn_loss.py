@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from rankzero.data.rows.problems import RowProblem, kind
 
-_FLAGS = ("loss", "train")
+_FLAGS = ("loss", "train", "training", "output_with_loss")
 _WEIGHTS = ("weight", "loss_weight", "loss_scale")
 LOSS_KEYS = frozenset({*_FLAGS, *_WEIGHTS})
 """Names under which turns say it: flags are true or false, weights are numbers, 0 is not trained."""
@@ -56,6 +56,19 @@ def read_loss(item: Mapping[str, Any], role: object, line: int, where: str) -> T
         return RowProblem(line, "training another role", what, "only assistant turns can be asked for; remove the key")
     weight = float(next(iter(weights.values()), 1.0))
     return TurnLoss(train, weight if weight > 0 else 1.0)
+
+
+def says_untrained(row: Mapping[str, Any], reads: Set[str], line: int) -> RowProblem | None:
+    """That a row says of itself as a whole that it is not to be trained, where its format has no place for that. Other
+    weights of rows are taken for what others do with them."""
+    for key in LOSS_KEYS - reads:
+        value = row.get(key)
+        is_zero = key in _WEIGHTS and isinstance(value, (int, float)) and value == 0
+        if (value is False and key in _FLAGS) or is_zero:
+            what = f"the row as a whole has `{key}: {str(value).lower()}`, which is not read"
+            hint = 'remove the row; of a turn it stands beside its content: {"role": "assistant", …, "train": false}'
+            return RowProblem(line, "a row that is not to be trained", what, hint)
+    return None
 
 
 def _shown(value: object) -> str:

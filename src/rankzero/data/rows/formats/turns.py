@@ -22,7 +22,7 @@ SHAPE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant",
 _ROLES = frozenset(CHAT_ROLES)
 # Text that the model would have to see or to write, so it is never left out in silence.
 _UNREAD = (
-    *("refusal", "tools", "functions"),
+    *("refusal", "tools", "functions", "train_detail"),
     *("image", "images", "image_url", "video", "videos", "audio", "audios"),
 )
 
@@ -205,6 +205,8 @@ def _unread_hint(key: str) -> str:
         return f"tools stand beside the turns of a row: move `{key}` out of the turn"
     if key.startswith("image"):
         return 'images stand in `images` beside the turns, or in content as parts ({"type": "image", "image": "…"})'
+    if key == "train_detail":
+        return "a turn is trained as a whole, by `train`; parts of a text are segments (rows with `segments`)"
     return "write it into content as the model is to produce it, or remove the key"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankzero.data.rows.conversation import Message
-from tests.unit.data.rows.formats.support import bad, good, reasons
+from tests.unit.data.rows.formats.support import bad, good, read, reasons
 from tests.unit.data.support import GOOD, check_file, only_problem, user_assistant, write
 
 THOUGHT = "It is small."
@@ -253,3 +253,40 @@ class TestJudgedAnswers:
     def test_other_labels_are_unread_keys(self, tmp_path: Path) -> None:
         line = json.dumps({**self.CHAT, "label": "maths"}).encode()
         assert check_file(write(tmp_path / "f.jsonl", line)).counts.ignored_keys == {"label": 1}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        {"human": "q", "assistant": "a", "loss": False},
+        {"input": "q", "output": "a", "output_with_loss": False},
+        {"human": "q", "assistant": "a", "weight": 0},
+    ],
+)
+def test_an_answer_of_a_pair_says_of_its_loss_what_a_turn_says(pair: dict[str, Any]) -> None:
+    """XTuner's rows are pairs."""
+    trained = {key: value for key, value in pair.items() if key not in ("loss", "output_with_loss", "weight")}
+    turns = good({"conversation": [pair, trained]}).messages
+    assert [turn.train for turn in turns] == [None, False, None, None]
+
+
+@pytest.mark.parametrize(
+    "more", [{"train": False}, {"loss": False}, {"training": False}, {"weight": 0}, {"weight": 0.0}, {"loss_weight": 0}]
+)
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+        {"prompt": "p", "completion": "c"},
+        {"text": "t"},
+    ],
+)
+def test_a_row_that_is_not_to_be_trained_is_not_trained_in_silence(row: dict[str, Any], more: dict[str, Any]) -> None:
+    (problem,) = bad({**row, **more})
+    assert problem.reason == "a row that is not to be trained" and problem.hint.startswith("remove the row")
+    assert read({**row, **{key: None for key in more}})[0] == read(row)[0]
+
+
+def test_what_else_rows_are_weighed_by_is_not_taken_for_that() -> None:
+    for more in ({"weight": 0.5}, {"loss": 0.0}, {"train": True}, {"weight": 3}):
+        assert read({"text": "t", **more})[0] == "text"
