@@ -17,13 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rankzero.api.forecasts import forecast_here
 from rankzero.cli import forecasting
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.known_tokenizers import known_tokenizer, remember_tokenizer
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.forecasting import dry_run
 from rankzero.engine.hooks import Hooks
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, RankzeroError
 from rankzero.forecast.conditions import Conditions
 from rankzero.forecast.devices import Network
 from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, place_of
@@ -37,6 +38,7 @@ from rankzero.model.stored_facts import PLAIN_DECODERS
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import to_yaml
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.memory import make_spec
@@ -287,6 +289,58 @@ def test_rows_beyond_the_context_are_counted_without_torch(
     remember_tokenizer(model, None, fingerprint, cache_root())
     with pytest.raises(ConfigError, match=r"of 30 rows are longer than the model's context of 20 tokens"):
         forecast_without_torch(spec, 1)
+
+
+def changed(spec: RunSpec, **sections: dict[str, Any]) -> RunSpec:
+    """The spec with other values in some of its sections."""
+    found = {name: getattr(spec, name).model_copy(update=values) for name, values in sections.items()}
+    return spec.model_copy(update=found)
+
+
+def test_other_data_than_the_checkpoint_has_is_refused_as_the_run_would(
+    trained: tuple[RunSpec, int], tmp_path: Path
+) -> None:
+    """The same spec whose file of rows has grown, and whose base is another."""
+    model = Path(shutil.copytree(trained[0].model.name, tmp_path / "model"))
+    spec = small_spec(tmp_path, model, train__max_steps=1)
+    run_here(spec)
+    assert dry_run(spec, 1).done == told(spec).done == 1
+    file = Path(str(spec.data.train))
+    file.write_text(file.read_text(encoding="utf-8") * 2, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        forecast_here(spec, 1, lambda _: None)
+    assert {problem.where for problem in caught.value.problems[1:]} == {"data"}
+    allowed = RunOptions(allow_changes=("data",))
+    assert forecast_here(spec, 1, lambda _: None, allowed).rows.rows > told(trained[0]).rows.rows
+    weights = load_file(model / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, model / "model.safetensors")
+    with pytest.raises(ConfigError, match="the base model's weights changed"):
+        forecast_here(spec, 1, lambda _: None, allowed)
+
+
+def test_what_only_the_engine_knows_is_asked_of_it(trained: tuple[RunSpec, int], tmp_path: Path) -> None:
+    """Each of these ends a run before it loads weights."""
+    new, many = trained[0].model_copy(update={"name": "new"}), tmp_path / "many.txt"
+    many.write_text("\n".join(f"question {number}" for number in range(201)), encoding="utf-8")
+    refused = {
+        "eval.prompts": changed(new, eval={"prompts": str(many)}),
+        "train.router_aux_loss_coef": changed(new, train={"router_aux_loss_coef": 0.1}),
+    }
+    if not torch.cuda.is_available():
+        refused["model.kernels"] = changed(new, model={"kernels": "liger"})
+    for field, spec in refused.items():
+        assert forecast_without_torch(spec, 1) is None, field
+        with pytest.raises(RankzeroError, match=re.escape(field)):
+            forecast_here(spec, 1, lambda _: None)
+
+
+def test_packages_that_are_not_here_are_asked_for(
+    trained: tuple[RunSpec, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankzero.api.installed._is_there", lambda module: module != "deepspeed")
+    new = changed(trained[0], train={"sharding": "zero2"}).model_copy(update={"name": "new"})
+    with pytest.raises(ConfigError, match="deepspeed is not installed"):
+        forecast_here(new, 1, lambda _: None)
 
 
 def test_what_does_not_fit_is_an_error_with_the_box(
