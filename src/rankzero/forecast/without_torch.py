@@ -201,4 +201,5 @@ def _lie_end_to_end(spec: RunSpec, config: Mapping[str, Any], kind: str, precisi
         return None
     if config.get("attention_dropout"):
         return None
-    return kind == "cuda" and wanted == "auto" and free is not False and precision != "float32"
+    fast = precision == "bfloat16" or (kind == "cuda" and precision == "float16")
+    return fast and wanted == "auto" and free is not False

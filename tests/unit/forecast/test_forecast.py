@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from rankzero.api.forecasts import forecast_here
 from rankzero.cli import forecasting
@@ -31,9 +32,9 @@ from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, pl
 from rankzero.forecast.forecast import SURELY_FASTER, Forecast, Place, make_forecast, of_equal_rows, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines, printed, rows
-from rankzero.forecast.without_torch import forecast_without_torch
+from rankzero.forecast.without_torch import _lie_end_to_end, forecast_without_torch
 from rankzero.machine import cache_root
-from rankzero.model.attention import PROVEN
+from rankzero.model.attention import PROVEN, choose_attention
 from rankzero.model.stored_facts import PLAIN_DECODERS
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.cluster_spec import ClusterSpec
@@ -355,6 +356,38 @@ def test_what_does_not_fit_is_an_error_with_the_box(
 def test_decoders_that_are_told_of_lie_end_to_end() -> None:
     """`without_torch` takes it for granted that on GPUs their rows do."""
     assert PLAIN_DECODERS <= PROVEN
+
+
+@pytest.mark.parametrize("free", ["auto", False])
+@pytest.mark.parametrize("wanted", ["auto", "sdpa", "eager"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_files_and_engine_lay_rows_alike(
+    trained: tuple[RunSpec, int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kind: str,
+    precision: str,
+    wanted: str,
+    free: Literal["auto"] | bool,
+) -> None:
+    """Or a dry run would ask for the timing of another run."""
+    monkeypatch.setattr("rankzero.model.varlen.has_kernel", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    spec = changed(trained[0], train={"padding_free": free}, model={"attention": wanted})
+    config = AutoConfig.from_pretrained(trained[0].model.name)
+    dtype = getattr(torch, precision)
+    chosen = choose_attention("causal", config, kind, dtype, wanted=wanted, free=free)
+    assert _lie_end_to_end(spec, config.to_dict(), kind, precision) is chosen.padding_free
+
+
+@pytest.mark.usefixtures("bfloat16_computed")
+def test_a_dry_run_finds_the_timing_of_its_run_on_a_cpu_in_bfloat16(
+    trained: tuple[RunSpec, int], tmp_path: Path
+) -> None:
+    spec = small_spec(tmp_path, Path(trained[0].model.name), model__dtype="bfloat16", train__max_steps=4)
+    run_here(spec)
+    assert told(spec).rate == dry_run(spec, 1).rate is not None
 
 
 def test_another_process_count_divides_the_machine(trained: tuple[RunSpec, int]) -> None:
