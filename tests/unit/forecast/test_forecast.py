@@ -358,6 +358,13 @@ def test_decoders_that_are_told_of_lie_end_to_end() -> None:
     assert PLAIN_DECODERS <= PROVEN
 
 
+def test_a_step_has_no_more_rows_than_there_are(trained: tuple[RunSpec, int]) -> None:
+    many = changed(trained[0], train={"global_batch_size": 1000})
+    found = told(many.model_copy(update={"name": "many"}))
+    assert found.rows_a_step == dry_run(many.model_copy(update={"name": "many"}), 1).rows_a_step == 30
+    assert "30 rows a step" in " ".join(lines(found))
+
+
 @pytest.mark.parametrize("free", ["auto", False])
 @pytest.mark.parametrize("wanted", ["auto", "sdpa", "eager"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
