@@ -49,7 +49,7 @@ _HARMLESS = (
     *("model.local_files_only", "data.streaming_cache_gb"),
 )
 PLACES = {
-    "model": ("model.name", "model.local_dir"),
+    "model": ("model.name", "model.local_dir", "model.revision"),
     "tokenizer": ("model.tokenizer_dir", "data.chat_template"),
     "data": ("data.train",),
     "eval_data": ("data.eval",),

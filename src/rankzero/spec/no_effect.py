@@ -54,6 +54,22 @@ def _texts_for_booleans(spec: RunSpec) -> list[Problem]:
     ]
 
 
+def unread_of_local_model(spec: RunSpec) -> list[Problem]:
+    """Of a model that is a directory or a file here. Where model.local_dir has one of the Hub's, the result names it
+    with its revision."""
+    if spec.model.revision is None:
+        return []
+    what = f"{spec.model.name} is here, and only models of the Hub have revisions"
+    return [Problem(what, "model.revision", "leave it out")]
+
+
+def unread_of_text_model(spec: RunSpec) -> list[Problem]:
+    """Of a model that sees no images."""
+    field = "data.image_max_tokens"
+    told = not _is_said(spec, field) or field in spec.task_section.unread  # of the task
+    return [] if told else [Problem("the model sees no images", field, "leave it out")]
+
+
 _OF_GPUS = ("flash_attention_2", "flash_attention_3", "flex_attention")
 """Kinds of attention that model/attention.py refuses on CPUs."""
 
