@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,11 @@ def _said(spec: RunSpec) -> RunSpec:
 def identity_at(field: str) -> str | None:
     """The identity that what stands at this place has; None of a field that is no place of one."""
     return next((identity for identity, fields in PLACES.items() if _is_one_of(field, fields)), None)
+
+
+def is_allowed(identity: str, allowed: Collection[str]) -> bool:
+    """Whether --allow-change names an identity, or a place of what has it: `data` or `data.train`."""
+    return identity in allowed or any(identity_at(field) == identity for field in allowed)
 
 
 def other_places(identity: str, old: RunSpec, new: RunSpec) -> list[Change]:
