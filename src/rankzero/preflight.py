@@ -26,6 +26,7 @@ from rankzero.model.files import (
     NAMED_AS_STORED,
     cut_off,
     read_config,
+    sees_nothing,
     stored_layers,
     tokenizer_problems,
     weight_files,
@@ -39,7 +40,7 @@ from rankzero.run_dir.setting import settled
 from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, absolute, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
-from rankzero.spec.no_effect import in_vain_on_cpus, unread_of_run
+from rankzero.spec.no_effect import in_vain_on_cpus, unread_of_local_model, unread_of_run, unread_of_text_model
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.track.send import server_modules
@@ -365,10 +366,12 @@ def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
     """What is missing in the model's directory, and names in lora.target_modules that it does not have."""
     model = found.spec.model
     field, directory = _directory(model, found.base)
+    local = field == "model.name" and (directory is not None or model.name.endswith(".gguf"))
+    unread = _doubtful(unread_of_local_model(found.spec)) if local else []
     if directory is None:
-        return _hub_findings(model)
+        return [*unread, *_hub_findings(model)]
     if not os.path.isdir(directory):
-        return []  # a finding of its own, about the path
+        return unread  # a finding of its own, about the path
     problems = weight_problems(directory, trust_pickle=model.trust_pickle)
     if not problems:
         broken = ((file, cut_off(file)) for file in weight_files(directory))
@@ -381,7 +384,9 @@ def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
         tokenizer = Path(in_base(model.tokenizer_dir, found.base))
         if os.path.isdir(tokenizer):
             findings += [_of(problem, "model.tokenizer_dir") for problem in tokenizer_problems(tokenizer)]
-    return [*findings, *_layer_findings(found.spec, directory), *_context_findings(found, read_config(directory))]
+    config = read_config(directory)
+    unread += _doubtful(unread_of_text_model(found.spec)) if sees_nothing(config) else []
+    return [*unread, *findings, *_layer_findings(found.spec, directory), *_context_findings(found, config)]
 
 
 def _context_findings(found: Loaded[RunSpec], config: Mapping[str, Any]) -> list[Finding]:

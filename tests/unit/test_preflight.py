@@ -433,3 +433,22 @@ class TestTheWrongDirectory:
         with pytest.raises(ConfigError, match="only the working directory has train.jsonl"):
             look_for_files(read_run_spec(spec, env={}))
         look_for_files(read_run_spec(spec, ["model.name=org/m", "data.train=/outputs/t.jsonl"], env={}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ("model.revision=main", ["model.revision"]),
+        ("model.revision=main model.local_dir=m model.name=a/b", []),  # the result is of that revision
+        ("data.image_max_tokens=64", ["data.image_max_tokens"]),
+    ],
+)
+def test_what_a_model_that_is_here_has_no_use_for_is_said(overrides: str, told: list[str], project: Path) -> None:
+    warned: list[str] = []
+    look(read_run_spec(Path("run.yaml"), overrides.split(), env={}), warn=lambda p: warned.append(p.where.split()[-1]))
+    assert warned == told
+    config = json.loads((project / "m" / "config.json").read_text(encoding="utf-8"))
+    (project / "m" / "config.json").write_text(json.dumps(config | {"vision_config": {}}), encoding="utf-8")
+    warned.clear()
+    look(read_run_spec(Path("run.yaml"), overrides.split(), env={}), warn=lambda p: warned.append(p.where.split()[-1]))
+    assert warned == [field for field in told if field == "model.revision"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.api.arguments import process_count
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rankzero.launch.plan import Plan
     from rankzero.launch.survey import Survey
     from rankzero.spec.cluster_spec import ClusterSpec
+    from rankzero.spec.run_options import RunOptions
     from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
@@ -153,23 +155,40 @@ def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
     return ClusterForecast(made.name, where, found, redact(unknown), survey.redacted(redact))
 
 
-def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:
+def forecast_here(spec: RunSpec, nproc: int, say: Say, options: RunOptions | None = None) -> Forecast:
     """The forecast of a run of `nproc` processes on this machine. `spec` is resolved, its paths absolute. Rows that are
     not in the cache are tokenised; no weights are loaded. Raises what training would raise before it loads them."""
+    from rankzero.api.training import require_packages_of
     from rankzero.spec.process_groups import require_whole_groups
 
     require_whole_groups(spec, nproc)
     require_data()
+    require_packages_of(spec)
     from rankzero.forecast.without_torch import forecast_without_torch
 
     found = forecast_without_torch(spec, nproc)
-    if found is not None:
+    if found is not None and _goes_on_with_its_base(spec):
         return found
     require_engine()
-    say("the rows or the model's shapes are not known yet; import torch and transformers")
+    say("files alone do not say enough; import torch and transformers")
     from rankzero.engine.forecasting import dry_run
 
-    return dry_run(spec, nproc)
+    return dry_run(spec, nproc, options)
+
+
+def _goes_on_with_its_base(spec: RunSpec) -> bool:
+    """Whether a checkpoint of the run, if there is one, was made with the weights that are here. Where it was not, the
+    engine says whether others may be."""
+    from rankzero.forecast.without_torch import model_directory
+    from rankzero.model.source import weights_fingerprint
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.setting import newest_manifest
+
+    manifest = newest_manifest(RunDir(Path(spec.output_dir) / str(spec.name)))
+    directory = None if manifest is None else model_directory(spec.model)
+    if manifest is None or directory is None:
+        return True
+    return bool(manifest.get("model") == weights_fingerprint(directory, own_code=spec.own_code))
 
 
 def forecast_on(run: RunSpec, cluster: ClusterSpec, survey: Survey, say: Say) -> tuple[Forecast | None, str]:

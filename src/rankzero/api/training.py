@@ -80,17 +80,25 @@ def start(
 def require_startable(spec: RunSpec, options: RunOptions, nproc: int) -> None:
     """Raise as `require_same_run`, or ConfigError where processes cannot be grouped as the spec asks for or nothing is
     installed that trains it."""
-    from rankzero.api.installed import require_engine, require_packages
-    from rankzero.run_dir.paths import RunDir
-    from rankzero.run_dir.setting import is_finished
+    from rankzero.api.installed import require_engine
     from rankzero.spec.process_groups import require_whole_groups
 
     require_same_run(spec, options)
     if options.smoke is None and "RANK" not in os.environ:  # else whoever set it knows how many there are
         require_whole_groups(spec, nproc)
     require_engine()
-    if options.smoke is None and not is_finished(RunDir(Path(spec.output_dir) / str(spec.name)), spec):
-        require_packages(spec)  # before rows become tokens, which takes longest
+    if options.smoke is None:
+        require_packages_of(spec)  # before rows become tokens, which takes longest
+
+
+def require_packages_of(spec: RunSpec) -> None:
+    """Raise ConfigError where the run has steps to come and cannot do without what is not installed."""
+    from rankzero.api.installed import require_packages
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.setting import is_finished
+
+    if not is_finished(RunDir(Path(spec.output_dir) / str(spec.name)), spec):
+        require_packages(spec)
 
 
 def require_same_run(spec: RunSpec, options: RunOptions) -> None:

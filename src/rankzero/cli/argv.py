@@ -120,17 +120,35 @@ def as_usage_error(error: Exception) -> UsageError:
     near = " or ".join(sorted(set(getattr(error, "possibilities", None) or ()) - {"--help"}))
     meant = f"did you mean {near}?" if near else ""
     if getattr(context, "info_name", None) in _WITH_SPEC:
-        meant = _field_for(option, known=True) or meant or _field_for(option)
+        taken = _otherwise(option, context.command_path if context is not None else "")
+        meant = taken or _field_for(option, known=True) or meant or _field_for(option)
     return UsageError("no such option", where=option, hint=meant or hint)
+
+
+_OVERRIDES = ("--set", "--override", "--overrides")
+_SPEC_FILES = ("--config", "--config-file", "--config_file", "--spec", "--file", "-c", "-f")
+
+
+def _otherwise(option: str, command: str) -> str:
+    """What is said here without a flag, where other tools have one: the spec's file, an override, to go on."""
+    if option in _OVERRIDES:
+        return f"write key=value alone, without {option}"
+    if option in _SPEC_FILES:
+        return f"name the spec file alone: {command} RUN.yaml"
+    return "not needed: the same command continues the run" if option == "--resume" else ""
 
 
 def _field_for(option: str, *, known: bool = False) -> str:
     """Flags of other tools are fields here: `--per_device_train_batch_size`. `known`: none that is only similar."""
+    from rankzero.spec.fields import all_fields
     from rankzero.spec.renames import RENAMES, normalised
     from rankzero.spec.run_spec import RunSpec
     from rankzero.spec.unknown_keys import guess
 
     name = normalised(option.lstrip("-"))
+    own = [field for field in all_fields(RunSpec) if name in (field, field.rpartition(".")[2])]
+    if len(own) == 1:
+        return f"write {own[0]}=VALUE, without dashes"
     if known and name not in RENAMES:
         return ""
     meant = guess(RunSpec, (name,), RENAMES)

@@ -11,17 +11,18 @@ import typer
 
 if TYPE_CHECKING:
     from rankzero.forecast.forecast import Forecast
+    from rankzero.spec.run_options import RunOptions
     from rankzero.spec.run_spec import RunSpec
 
 
-def dry_run(spec: RunSpec, nproc: int, *, as_json: bool) -> None:
+def dry_run(spec: RunSpec, nproc: int, options: RunOptions | None = None, *, as_json: bool) -> None:
     """Print what the run would take. Raises what training would raise before it loads weights: also that it does not
     fit into memory."""
     from rankzero.api.forecasts import forecast_here
     from rankzero.cli.first_line import say_step
     from rankzero.model.fitting import require_room
 
-    forecast = forecast_here(spec, nproc, say_step)
+    forecast = forecast_here(spec, nproc, say_step, options)
     if as_json:
         typer.echo(json.dumps(forecast.to_json(), indent=2))
     else:

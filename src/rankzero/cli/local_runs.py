@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,10 +71,10 @@ def as_text(run: RunView, width: int, colour: bool) -> str:
         facts.append(("left", f"about {span(run.eta_seconds)}"))
     if run.goodput is not None:
         facts.append(("goodput", str(run.goodput)))
-    if run.phase == "Succeeded":
-        facts += [("next" if number == 0 else "", words) for number, words in enumerate(_what_next(run))]
     for label, words in facts:
         lines += labelled(label, words, width)
+    for at, command in enumerate(_what_next(run) if run.phase == "Succeeded" else ()):
+        lines += labelled("" if at else "next", command, sys.maxsize)  # to be copied: in one line
     return drawn(lines, width, colour)
 
 

@@ -5,9 +5,11 @@ Command modules import only what parsing needs; torch and its like are imported 
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated, TextIO
 
 import typer
@@ -119,6 +121,7 @@ def main() -> None:
     debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
     if sys.stdin is None:  # it was closed before Python began: nobody is there to be asked
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - open till the end
+    _write_what_there_is_no_letter_for()
     if sys.argv[1:2] and sys.argv[1] in _ASK_THE_HUB:
         said = adopt_hub_variables(os.environ)
         if said and is_first_here():
@@ -144,6 +147,13 @@ def main() -> None:
         sys.exit(ExitCode.INTERNAL)
     if isinstance(code, int) and code:  # a command that ended by typer.Exit
         sys.exit(code)
+
+
+def _write_what_there_is_no_letter_for() -> None:
+    """On stdout in another encoding than UTF-8 as its number, as Python does on stderr: a table's line or a name would
+    end the command."""
+    if isinstance(sys.stdout, TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: Sequence[str]) -> object:

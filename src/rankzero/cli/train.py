@@ -120,7 +120,7 @@ def train(
         if dry_run:
             from rankzero.cli import forecasting
 
-            forecasting.dry_run(spec, processes_asked_for(nproc), as_json=as_json)
+            forecasting.dry_run(spec, processes_asked_for(nproc), options, as_json=as_json)
             return
         if in_process and os.environ.get("RANK", "0") == "0":
             say_step("nothing is wrong so far; import torch and transformers")

@@ -19,6 +19,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.place import hardware, place_of_rank
+from rankzero.engine.resume import refuse_before_gpus
 from rankzero.engine.setup import Session, length_borders, model_to_be, to_train, weights_dtype
 from rankzero.engine.simulation import bytes_of_a_pass
 from rankzero.forecast.conditions import conditions_here
@@ -31,9 +32,12 @@ from rankzero.model.attention import choose_attention
 from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.fused_lora import fuse_adapters
+from rankzero.model.kernels import require_fusing
 from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, settled_libraries, stored_dtype
 from rankzero.model.shapes import model_facts
 from rankzero.model.source import ModelSource
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.shardings import sharding_section
 
@@ -56,13 +60,15 @@ def note_timing(spec: RunSpec, session: Session, before: Position, after: Positi
 
 
 @settled_libraries
-def dry_run(spec: RunSpec, nproc: int) -> Forecast:
+def dry_run(spec: RunSpec, nproc: int, options: RunOptions | None = None) -> Forecast:
     """The forecast of a run of `nproc` processes on this machine. Rows are tokenised into the cache, no weights are
-    loaded, and there is no run directory. Raises what a run would raise before it loads its weights."""
+    loaded, and no run directory is made. Raises what a run would raise before it loads its weights."""
     world, device = World(world_size=nproc, local_world_size=nproc), pick_device(0)
     scaling = sharding_section(spec.train.sharding).scales_losses
     dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
     inputs = read_inputs(spec, world, Ledger())
+    refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options or RunOptions())
+    require_fusing(spec.model.kernels, device.kind)
     made = model_to_be(spec, inputs, device, dtype)
     rows = facts_of_rows(inputs.train, inputs.eval, spec.row_length)
     place = place_of_rank(device, world, free=free_memory(device, nproc))

@@ -20,7 +20,7 @@ from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
 from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import IDENTITIES, differ
+from rankzero.spec.diff import IDENTITIES, differ, is_allowed
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import EvalFraction, RunSpec
 
@@ -128,8 +128,8 @@ def check_same_run(
             hint = "undo it: in a full fine-tune all weights are the checkpoint's, and other ones would have no effect"
             problems.append(Problem(f"{words} changed since the checkpoint", name, hint))
             continue
-        if name in allowed or spec.resume == "continue":
-            by = f"--allow-change {name}" if name in allowed else "resume: continue"
+        if (given := is_allowed(name, allowed)) or spec.resume == "continue":
+            by = f"--allow-change {name}" if given else "resume: continue"
             notices.append(f"{words} changed; accepted by {by}")
             names.append(name)
         else:

@@ -402,6 +402,9 @@ def log_plan(spec: RunSpec, session: Session, inputs: Inputs, world: World) -> N
     else:
         words = "[DATA] %d rows, %d steps an epoch, %d steps in all, %s"
         logger.info(words, inputs.n_rows, schedule.steps_per_epoch, schedule.total_steps, processes)
+    if inputs.n_rows is not None and spec.train.global_batch_size > inputs.n_rows:
+        words = "[DATA] a step has all %d rows: there are not train.global_batch_size: %d of them"
+        logger.warning(words, inputs.n_rows, spec.train.global_batch_size)
     if spec.train.warmup_steps > schedule.total_steps:
         words = "[MODEL] the warm-up of %d steps is cut to the run's %d: it is at its peak in the last one only"
         logger.warning(words, spec.train.warmup_steps, schedule.total_steps)

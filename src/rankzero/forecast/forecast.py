@@ -250,6 +250,7 @@ def make_forecast(
     schedule = None
     if rows.rows is not None or spec.train.max_steps is not None:
         schedule = make_schedule(rows.rows, spec.train)
+    size = spec.train.global_batch_size if rows.rows is None else min(spec.train.global_batch_size, rows.rows)
     slices = spec.train.context_parallel
     passes = passes_a_step(
         train,
@@ -267,7 +268,7 @@ def make_forecast(
         precision=conditions.precision,
         facts=facts,
         rows=rows,
-        rows_a_step=spec.train.global_batch_size,
+        rows_a_step=size,
         schedule=schedule,
         passes=passes,
         memory=memory,
@@ -275,7 +276,7 @@ def make_forecast(
         disk=_disk(spec, facts, schedule, conditions),
         rate=conditions.rate,
         done=conditions.done,
-        estimate=_estimate(memory.need, place, rows, spec.train.global_batch_size, passes),
+        estimate=_estimate(memory.need, place, rows, size, passes),
     )
 
 

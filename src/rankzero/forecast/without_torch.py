@@ -37,6 +37,8 @@ from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import converted_gguf, read_config, stored_value_bytes
 from rankzero.model.hub import cached_directory
 from rankzero.model.stored_facts import Held, stored_facts
+from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import newest_manifest
 from rankzero.spec.run_spec import Dtype, ModelSpec, RunSpec
 from rankzero.spec.shardings import sharding_section
 
@@ -82,7 +84,7 @@ def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
 def _look(spec: RunSpec, nproc: int) -> _Found | None:
     directory = model_directory(spec.model)
     here = place_and_precision(spec, nproc)
-    if directory is None or here is None or spec.task_section.uses != "writes" or spec.train.expert_parallel > 1:
+    if directory is None or here is None or spec.task_section.uses != "writes" or _engine_may_refuse(spec):
         return None
     place, precision = here
     facts = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held_in(spec, precision, place.kind))
@@ -93,16 +95,32 @@ def _look(spec: RunSpec, nproc: int) -> _Found | None:
     return _Found(facts, data, place, precision, packed, stored_value_bytes(directory), borders_of(spec, directory))
 
 
+def _engine_may_refuse(spec: RunSpec) -> bool:
+    """Whether the run asks for what may end it before it trains, by reasons that only the engine knows."""
+    train = spec.train
+    balances = train.router_aux_loss_coef != "auto"
+    return train.expert_parallel > 1 or balances or spec.eval.prompts is not None or spec.model.kernels != "none"
+
+
 def _data(spec: RunSpec, directory: Path) -> TrainingData | None:
     tokenizer = Path(spec.model.tokenizer_dir) if spec.model.tokenizer_dir is not None else directory
     fingerprint = known_tokenizer(tokenizer, spec.data.chat_template, cache_root())
     data = None if fingerprint is None else cached_data(spec, fingerprint, cache_root())
-    if data is None:
+    if fingerprint is None or data is None:
         return None
     parts = {"data.train": data.train, "data.eval": data.eval}
     lengths = {name: longest_sequences(part) for name, part in parts.items() if isinstance(part, TokenizedDataset)}
     require_rows_within(stored_context(read_config(directory)), lengths)
-    return data
+    return data if _goes_on_with(spec, fingerprint, data) else None
+
+
+def _goes_on_with(spec: RunSpec, tokenizer: str, data: TrainingData) -> bool:
+    """Whether a checkpoint of the run, if there is one, was made with the same tokenizer and rows. Where it was not,
+    the engine says what differs, and whether it may."""
+    manifest = newest_manifest(RunDir(Path(spec.output_dir) / str(spec.name)))
+    held_out = None if data.eval is None else data.eval.fingerprint
+    own = {"tokenizer": tokenizer, "data": data.train.fingerprint, "eval_data": held_out}
+    return manifest is None or all(manifest.get(name) == value for name, value in own.items())
 
 
 def borders_of(spec: RunSpec, directory: Path) -> list[int]:
@@ -183,4 +201,5 @@ def _lie_end_to_end(spec: RunSpec, config: Mapping[str, Any], kind: str, precisi
         return None
     if config.get("attention_dropout"):
         return None
-    return kind == "cuda" and wanted == "auto" and free is not False and precision != "float32"
+    fast = precision == "bfloat16" or (kind == "cuda" and precision == "float16")
+    return fast and wanted == "auto" and free is not False

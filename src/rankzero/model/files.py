@@ -97,6 +97,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     return _read_object(directory / "config.json") or {}
 
 
+def sees_nothing(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json that says of what kind its model is says nothing of images."""
+    return "model_type" in config and not any(name.startswith(("vision", "image", "mm_")) for name in config)
+
+
 def _read_object(file: Path) -> dict[str, Any] | None:
     """None where it is no JSON object."""
     try:

@@ -31,15 +31,19 @@ def apply_kernels(
     if choice == "none":
         return
     kind = device_kind or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind != "cuda":
-        raise ConfigError(
-            f"{choice} kernels need an NVIDIA GPU, and this run uses {kind}", where=_FIELD, hint=_LEAVE_OUT
-        )
+    require_fusing(choice, kind)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if choice == "liger":
         _apply_liger(base)
     else:
         _apply_hub(base, kind, no_network=local_files_only or offline())
+
+
+def require_fusing(choice: Kernels, device_kind: str) -> None:
+    """Raise ConfigError for kernels that such a device does not run."""
+    if choice != "none" and device_kind != "cuda":
+        what = f"{choice} kernels need an NVIDIA GPU, and this run uses {device_kind}"
+        raise ConfigError(what, where=_FIELD, hint=_LEAVE_OUT)
 
 
 def _apply_liger(model: Any) -> None:

@@ -18,6 +18,7 @@ from rankzero.spec.diff import (
     compare,
     differ,
     identity_at,
+    is_allowed,
     name_beside,
     other_places,
     perhaps_the_same,
@@ -69,7 +70,8 @@ def others_run(
             changes = [change for change in other_places(name, before, spec) if change.field not in allowed]
             found = [(_in_words(change), change.field) for change in changes if not perhaps_the_same(change)]
         else:
-            found = [(f"{words} there and here are not the same", name)] if apart else []
+            differs = apart and not is_allowed(name, allowed)
+            found = [(f"{words} there and here are not the same", name)] if differs else []
         problems += [Problem(what, field, f"put it right, or pass --allow-change {name}") for what, field in found]
     return problems
 

@@ -13,6 +13,9 @@ from rankzero.spec.texts import texts_in
 
 _FLOAT32_ZERO = 2.0**-150
 """The largest number that float32 rounds to 0."""
+_FLOAT32_INFINITE = 2.0**128 - 2.0**103
+"""The smallest number that it rounds to infinity."""
+_MOST_STEPS = 2**63
 
 
 def check(spec: RunSpec, doubtful: Collection[str] = ()) -> list[Problem]:
@@ -74,6 +77,33 @@ def _something_is_learned(spec: RunSpec) -> list[Problem]:
     hint = "raise it, or leave it at auto"
     what = f"every learning rate is 0: {peak:g} is, in the float32 that weights are trained in"
     return [Problem(what, "train.learning_rate", hint)]
+
+
+_NO_NUMBER = "leave it out, or take a number that float32 has"
+
+
+def _numbers_are_some(spec: RunSpec) -> list[Problem]:
+    """What float32, which steps are computed in, has no number for. A max_grad_norm without bound clips nothing."""
+    lora, dpo, train = spec.lora, spec.dpo, spec.train
+    peak = None if isinstance(train.learning_rate, str) else train.learning_rate  # of 0 there is a rule of its own
+    given = {
+        "lora.alpha": None if lora is None else lora.alpha,
+        "dpo.beta": None if dpo is None else dpo.beta,
+        "train.learning_rate": peak if peak is not None and peak > 1 else None,
+        "train.max_grad_norm": train.max_grad_norm if train.max_grad_norm and train.max_grad_norm < 1 else None,
+    }
+    return [
+        Problem(f"{value:g} is {'0' if value <= _FLOAT32_ZERO else 'infinite'} in float32", field, _NO_NUMBER)
+        for field, value in given.items()
+        if value is not None and not _FLOAT32_ZERO < value < _FLOAT32_INFINITE
+    ]
+
+
+def _steps_are_counted(spec: RunSpec) -> list[Problem]:
+    """In 64 bits, by who reads a run's metrics. Of epochs that are not read nothing is said."""
+    field = "train.num_train_epochs" if spec.train.max_steps is None else "train.max_steps"
+    many = (spec.train.max_steps or spec.train.num_train_epochs) >= _MOST_STEPS
+    return [Problem("these are more steps than can be counted", field, "lower it")] if many else []
 
 
 def _something_to_evaluate(spec: RunSpec) -> list[Problem]:
@@ -324,6 +354,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
     (("train.learning_rate",), _something_is_learned),
+    (("lora", "dpo", "train.learning_rate", "train.max_grad_norm"), _numbers_are_some),
+    (("train.max_steps", "train.num_train_epochs"), _steps_are_counted),
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("data.eval",), _weights_of_epochs),
     (("lora.target_modules",), _keywords_stand_alone),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ _HARMLESS = (
     *("model.local_files_only", "data.streaming_cache_gb"),
 )
 PLACES = {
-    "model": ("model.name", "model.local_dir"),
+    "model": ("model.name", "model.local_dir", "model.revision"),
     "tokenizer": ("model.tokenizer_dir", "data.chat_template"),
     "data": ("data.train",),
     "eval_data": ("data.eval",),
@@ -109,6 +109,11 @@ def _said(spec: RunSpec) -> RunSpec:
 def identity_at(field: str) -> str | None:
     """The identity that what stands at this place has; None of a field that is no place of one."""
     return next((identity for identity, fields in PLACES.items() if _is_one_of(field, fields)), None)
+
+
+def is_allowed(identity: str, allowed: Collection[str]) -> bool:
+    """Whether --allow-change names an identity, or a place of what has it: `data` or `data.train`."""
+    return identity in allowed or any(identity_at(field) == identity for field in allowed)
 
 
 def other_places(identity: str, old: RunSpec, new: RunSpec) -> list[Change]:

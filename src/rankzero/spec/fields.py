@@ -130,7 +130,8 @@ def _kind_in_words(option: Option) -> str:
             keys = list(keys_of(items[0].section))
             more = ["…"] if len(keys) > _MOST_KEYS_SHOWN else []
             return "a list of {" + ", ".join([*keys[:_MOST_KEYS_SHOWN], *more]) + "}"
-        return f"a list of {in_words(items)}"
+        least = max((getattr(limit, "min_length", None) or 0 for limit in _flat(option.limits)), default=0)
+        return f"a list of {in_words(items)}" + (f" with at least {least} items" if least > 1 else "")
     if get_origin(option.kind) is dict:
         return "a mapping"
     limits = _limits_in_words(option.limits)

@@ -1,4 +1,4 @@
-"""What a spec says and nothing reads: no error, since what runs is the same without it, but told. Pure."""
+"""What a spec says and nothing reads, or reads otherwise than it looks: no error, since it runs, but told. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankzero.spec.run_spec import RunSpec
 
 
 def unread_of_run(spec: RunSpec) -> list[Problem]:
-    """Fields of a run spec without effect, each with what would give it one."""
+    """Fields of a run spec without effect, or with another one than they seem to have, each with what would help."""
     found = [
         Problem(f"task {spec.task} does without it", field, "leave it out")
         for field in spec.task_section.unread
@@ -32,7 +32,42 @@ def unread_of_run(spec: RunSpec) -> list[Problem]:
             if _is_said(spec, field):
                 hint = "set data.streaming: true, or leave it out"
                 found.append(Problem("all rows are read before training without data.streaming", field, hint))
-    return found
+    return found + _texts_for_booleans(spec)
+
+
+_LIKE_BOOLEANS = frozenset({"true", "false", "yes", "no", "on", "off"})
+
+
+def _texts_for_booleans(spec: RunSpec) -> list[Problem]:
+    """Arguments of a chat template that are text where a boolean is likely meant. YAML 1.2 has no other words for those
+    than true and false, and what stands in quotes is text."""
+    if "data.chat_template_kwargs" in spec.task_section.unread:
+        return []
+    return [
+        Problem(
+            f'"{value}" is text, which a template takes for true',
+            f"data.chat_template_kwargs.{name}",
+            "write true or false, without quotes",
+        )
+        for name, value in spec.data.chat_template_kwargs.items()
+        if isinstance(value, str) and value.lower() in _LIKE_BOOLEANS
+    ]
+
+
+def unread_of_local_model(spec: RunSpec) -> list[Problem]:
+    """Of a model that is a directory or a file here. Where model.local_dir has one of the Hub's, the result names it
+    with its revision."""
+    if spec.model.revision is None:
+        return []
+    what = f"{spec.model.name} is here, and only models of the Hub have revisions"
+    return [Problem(what, "model.revision", "leave it out")]
+
+
+def unread_of_text_model(spec: RunSpec) -> list[Problem]:
+    """Of a model that sees no images."""
+    field = "data.image_max_tokens"
+    told = not _is_said(spec, field) or field in spec.task_section.unread  # of the task
+    return [] if told else [Problem("the model sees no images", field, "leave it out")]
 
 
 _OF_GPUS = ("flash_attention_2", "flash_attention_3", "flex_attention")

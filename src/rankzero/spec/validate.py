@@ -168,9 +168,8 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
         name for option in options if option.section and len(options) == 1 for name in _required(option.section)
     ]
     if isinstance(value, str) and required:
-        return Finding(
-            path, f"must be {words}, but is {_shown(value)}", f"write {path[-1]}: {{{required[0]}: {value}}}"
-        )
+        key = "" if isinstance(path[-1], int) else f"{path[-1]}: "  # an item of a list has none
+        return Finding(path, f"must be {words}, but is {_shown(value)}", f"write {key}{{{required[0]}: {value}}}")
     if isinstance(value, bool) and not required and any(option.section for option in options):
         hint = f"write {path[-1]}: {{}} for its defaults" if value else "leave it out"
         return Finding(path, f"must be {words}, but is {_shown(value)}", hint)

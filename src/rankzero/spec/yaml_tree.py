@@ -249,7 +249,7 @@ def _syntax_hint(line: str, column: int, what: str) -> str:
     if "\t" in line[: column + 1]:
         return "YAML is indented with spaces, not tabs"
     if re.search(r"[{\[,].*\$\{", line):
-        return 'inside { } and [ ] a variable needs quotes: "${NAME}"'
+        return 'inside { } and [ ] a variable needs quotes: "${NAME}" is text; on a line of its own it needs none'
     if "mapping values are not allowed" in what:
         return "check the indentation, and put quotes around a value that contains ': '"
     if line[column : column + 1] in ("@", "`", "%", "*", "&"):

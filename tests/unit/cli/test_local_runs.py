@@ -19,7 +19,7 @@ import yaml
 
 from rankzero.api.specs import load_spec
 from rankzero.cli import watch
-from rankzero.cli.local_runs import as_table, local_runs, sparkline
+from rankzero.cli.local_runs import as_table, as_text, local_runs, sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.errors import RankzeroError
 from rankzero.report.run import read_run
@@ -332,6 +332,12 @@ def test_curves_of_a_run_that_went_back(tmp_path: Path) -> None:
     assert seen.look()["loss"] == [8.0] and not seen.look()["eval_loss"]
     path.unlink()
     assert not seen.look()["loss"]
+
+
+def test_a_command_is_in_one_line_however_narrow_a_terminal(two: Path) -> None:
+    (two / "good/report.json").write_text(json.dumps({"spec": {"task": "sft"}}), encoding="utf-8")
+    text = as_text(replace(view_run(two / "good"), phase="Succeeded"), 30, colour=False)
+    assert f'rankzero generate {two / "good"} "a question"\n' in text
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 33, 34, 35])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -31,9 +32,19 @@ threading.Timer = Timer
 """Code with which timers do not wait."""
 
 
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankzero", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+def run(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-m", "rankzero", *words], {**os.environ, **variables}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_what_an_encoding_has_no_letter_for_ends_no_command(tmp_path: Path, encoding: str) -> None:
+    row = {"messages": [{"role": "user", "content": "→ ü"}, {"role": "assistant", "content": "…"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    done = run("data", "check", "rows.jsonl", "--json", cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    told = run("data", "check", "rows.jsonl", cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert told.returncode == 0, told.stderr
 
 
 def test_importing_the_command_line_imports_nothing_heavy() -> None:

@@ -298,6 +298,16 @@ def test_other_classes_and_a_base_without_effect_are_refused_even_where_they_are
     assert found.accepted == ("model",)
 
 
+def test_a_place_that_may_change_is_allowed_other_content(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}, "lora": {}})
+    before, now = a_manifest(spec), a_manifest(spec, data="other", model="other")
+    found = check_same_run(before, now, spec, RunDir(tmp_path), ("data.train", "model.revision"))
+    assert found.accepted == ("model", "data")
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(before, now, spec, RunDir(tmp_path), ("data.train",))
+    assert [problem.where for problem in refused.value.problems[1:]] == ["model"]
+
+
 @pytest.mark.parametrize(("held_out", "said"), [({"fraction": 0.2}, True), ("e", False)])
 def test_rows_that_are_held_out_otherwise_may_be_the_same_files(held_out: Any, said: bool, tmp_path: Path) -> None:
     """An upgrade may hold out other rows, which nobody can undo."""

@@ -270,6 +270,12 @@ def test_one_more_than_allowed_ends_the_run(tmp_path: Path, tiny: Path, monkeypa
         run_here(small_spec(tmp_path, tiny, train__max_nonfinite_steps=1), hooks=hooks)
 
 
+def test_a_batch_of_more_rows_than_there_are_is_said(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=1, train__global_batch_size=64)
+    run_here(spec)
+    assert "a step has all 30 rows: there are not train.global_batch_size: 64 of them" in log(spec)
+
+
 def test_a_warm_up_longer_than_the_run_is_said_to_be_cut(tmp_path: Path, tiny: Path) -> None:
     """Of max_steps it is refused; how many steps the rows make is known only here."""
     spec = small_spec(tmp_path, tiny, train__num_train_epochs=1, train__warmup_steps=100)

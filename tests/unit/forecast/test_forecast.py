@@ -10,33 +10,36 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
+from rankzero.api.forecasts import forecast_here
 from rankzero.cli import forecasting
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.known_tokenizers import known_tokenizer, remember_tokenizer
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.forecasting import dry_run
 from rankzero.engine.hooks import Hooks
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, RankzeroError
 from rankzero.forecast.conditions import Conditions
 from rankzero.forecast.devices import Network
 from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, place_of
 from rankzero.forecast.forecast import SURELY_FASTER, Forecast, Place, make_forecast, of_equal_rows, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines, printed, rows
-from rankzero.forecast.without_torch import forecast_without_torch
+from rankzero.forecast.without_torch import _lie_end_to_end, forecast_without_torch
 from rankzero.machine import cache_root
-from rankzero.model.attention import PROVEN
+from rankzero.model.attention import PROVEN, choose_attention
 from rankzero.model.stored_facts import PLAIN_DECODERS
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import to_yaml
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.memory import make_spec
@@ -289,6 +292,58 @@ def test_rows_beyond_the_context_are_counted_without_torch(
         forecast_without_torch(spec, 1)
 
 
+def changed(spec: RunSpec, **sections: dict[str, Any]) -> RunSpec:
+    """The spec with other values in some of its sections."""
+    found = {name: getattr(spec, name).model_copy(update=values) for name, values in sections.items()}
+    return spec.model_copy(update=found)
+
+
+def test_other_data_than_the_checkpoint_has_is_refused_as_the_run_would(
+    trained: tuple[RunSpec, int], tmp_path: Path
+) -> None:
+    """The same spec whose file of rows has grown, and whose base is another."""
+    model = Path(shutil.copytree(trained[0].model.name, tmp_path / "model"))
+    spec = small_spec(tmp_path, model, train__max_steps=1)
+    run_here(spec)
+    assert dry_run(spec, 1).done == told(spec).done == 1
+    file = Path(str(spec.data.train))
+    file.write_text(file.read_text(encoding="utf-8") * 2, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        forecast_here(spec, 1, lambda _: None)
+    assert {problem.where for problem in caught.value.problems[1:]} == {"data"}
+    allowed = RunOptions(allow_changes=("data",))
+    assert forecast_here(spec, 1, lambda _: None, allowed).rows.rows > told(trained[0]).rows.rows
+    weights = load_file(model / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, model / "model.safetensors")
+    with pytest.raises(ConfigError, match="the base model's weights changed"):
+        forecast_here(spec, 1, lambda _: None, allowed)
+
+
+def test_what_only_the_engine_knows_is_asked_of_it(trained: tuple[RunSpec, int], tmp_path: Path) -> None:
+    """Each of these ends a run before it loads weights."""
+    new, many = trained[0].model_copy(update={"name": "new"}), tmp_path / "many.txt"
+    many.write_text("\n".join(f"question {number}" for number in range(201)), encoding="utf-8")
+    refused = {
+        "eval.prompts": changed(new, eval={"prompts": str(many)}),
+        "train.router_aux_loss_coef": changed(new, train={"router_aux_loss_coef": 0.1}),
+    }
+    if not torch.cuda.is_available():
+        refused["model.kernels"] = changed(new, model={"kernels": "liger"})
+    for field, spec in refused.items():
+        assert forecast_without_torch(spec, 1) is None, field
+        with pytest.raises(RankzeroError, match=re.escape(field)):
+            forecast_here(spec, 1, lambda _: None)
+
+
+def test_packages_that_are_not_here_are_asked_for(
+    trained: tuple[RunSpec, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankzero.api.installed._is_there", lambda module: module != "deepspeed")
+    new = changed(trained[0], train={"sharding": "zero2"}).model_copy(update={"name": "new"})
+    with pytest.raises(ConfigError, match="deepspeed is not installed"):
+        forecast_here(new, 1, lambda _: None)
+
+
 def test_what_does_not_fit_is_an_error_with_the_box(
     trained: tuple[RunSpec, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +356,45 @@ def test_what_does_not_fit_is_an_error_with_the_box(
 def test_decoders_that_are_told_of_lie_end_to_end() -> None:
     """`without_torch` takes it for granted that on GPUs their rows do."""
     assert PLAIN_DECODERS <= PROVEN
+
+
+def test_a_step_has_no_more_rows_than_there_are(trained: tuple[RunSpec, int]) -> None:
+    many = changed(trained[0], train={"global_batch_size": 1000})
+    found = told(many.model_copy(update={"name": "many"}))
+    assert found.rows_a_step == dry_run(many.model_copy(update={"name": "many"}), 1).rows_a_step == 30
+    assert "30 rows a step" in " ".join(lines(found))
+
+
+@pytest.mark.parametrize("free", ["auto", False])
+@pytest.mark.parametrize("wanted", ["auto", "sdpa", "eager"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_files_and_engine_lay_rows_alike(
+    trained: tuple[RunSpec, int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kind: str,
+    precision: str,
+    wanted: str,
+    free: Literal["auto"] | bool,
+) -> None:
+    """Or a dry run would ask for the timing of another run."""
+    monkeypatch.setattr("rankzero.model.varlen.has_kernel", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    spec = changed(trained[0], train={"padding_free": free}, model={"attention": wanted})
+    config = AutoConfig.from_pretrained(trained[0].model.name)
+    dtype = getattr(torch, precision)
+    chosen = choose_attention("causal", config, kind, dtype, wanted=wanted, free=free)
+    assert _lie_end_to_end(spec, config.to_dict(), kind, precision) is chosen.padding_free
+
+
+@pytest.mark.usefixtures("bfloat16_computed")
+def test_a_dry_run_finds_the_timing_of_its_run_on_a_cpu_in_bfloat16(
+    trained: tuple[RunSpec, int], tmp_path: Path
+) -> None:
+    spec = small_spec(tmp_path, Path(trained[0].model.name), model__dtype="bfloat16", train__max_steps=4)
+    run_here(spec)
+    assert told(spec).rate == dry_run(spec, 1).rate is not None
 
 
 def test_another_process_count_divides_the_machine(trained: tuple[RunSpec, int]) -> None:

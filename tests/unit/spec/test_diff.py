@@ -49,6 +49,7 @@ def test_preferences_at_their_defaults_are_those_that_nobody_wrote() -> None:
         *("eval.every=7", "eval.on_start=yes", "eval.early_stopping_patience=2"),
         *("train.micro_batch_tokens=99", "train.gradient_checkpointing=yes", "train.max_nonfinite_steps=2"),
         *("model.local_dir=x", "model.tokenizer_dir=x", "model.local_files_only=yes", "data.train=other"),
+        "model.revision=x",
     ],
 )
 def test_harmless(override: str) -> None:

@@ -33,6 +33,8 @@ RECIPES = sorted((Path(rankzero.__file__).parent / "recipes").rglob("run.yaml"))
         ({"eval": {"every": 100}}, "eval.every"),
         ({"data": {"shuffle_buffer_size": 100}}, "data.shuffle_buffer_size"),
         ({"data": {"streaming_cache_gb": 1}}, "data.streaming_cache_gb"),
+        ({"data": {"chat_template_kwargs": {"a": "off"}}}, "data.chat_template_kwargs.a"),
+        ({"data": {"chat_template_kwargs": {"a": "False", "b": False}}}, "data.chat_template_kwargs.a"),
     ],
 )
 def test_of_a_run(sections: dict[str, Any], where: str, tmp_path: Path) -> None:
@@ -44,7 +46,8 @@ def test_of_a_run(sections: dict[str, Any], where: str, tmp_path: Path) -> None:
 
 
 def test_what_is_read_is_not_warned_of() -> None:
-    data = {"train": "o/d", "eval": "o/e", "train_on": "last_turn", "reasoning": "drop"}
+    kwargs = {"enable_thinking": False, "reasoning_effort": "low", "documents": ["no"]}
+    data = {"train": "o/d", "eval": "o/e", "train_on": "last_turn", "reasoning": "drop", "chat_template_kwargs": kwargs}
     spec = RunSpec(
         model={"name": "o/m"},
         data=data,
@@ -53,6 +56,18 @@ def test_what_is_read_is_not_warned_of() -> None:
     )
     assert unread_of_run(spec) == []
     assert unread_of_run(spec.model_copy(update={"task": "classify"}))
+
+
+@pytest.mark.parametrize("written", ["off", "no", '"${THINK}"', "'FALSE'", "on"])
+def test_a_text_that_looks_like_no_is_said_to_be_one(written: str, tmp_path: Path) -> None:
+    """Jinja takes any text for true: a run with `enable_thinking: off` would be trained with thinking."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: {{name: o/m}}\ndata:\n  train: o/d\n  chat_template_kwargs: {{thinks: {written}}}\n")
+    (found,) = unread_of_run(load_run_spec(file, env={"THINK": "false"}).spec)
+    assert (found.where, found.hint) == ("data.chat_template_kwargs.thinks", "write true or false, without quotes")
+    file.write_text("model: {name: o/m}\ndata: {train: o/d}\n")
+    (typed,) = unread_of_run(load_run_spec(file, ["data.chat_template_kwargs.thinks=no"], env={}).spec)
+    assert '"no" is text, which a template takes for true' in str(typed)
 
 
 @pytest.mark.parametrize(

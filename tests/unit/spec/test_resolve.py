@@ -92,7 +92,7 @@ VALUES = st.recursive(
 )
 NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", fullmatch=True)
 POSITIVE = st.integers(1, 2**53)
-ABOVE_ZERO = st.floats(0, 1e30, exclude_min=True)
+ABOVE_ZERO = st.floats(1e-30, 1e30)
 SOURCES = st.lists(st.fixed_dictionaries({"path": WORDS, "format": st.sampled_from(["auto", "text"])}), min_size=1)
 SPECS = st.fixed_dictionaries(
     {
