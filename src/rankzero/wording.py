@@ -33,14 +33,12 @@ def named_counts(counts: Mapping[str, int], most: int = 8) -> list[str]:
     return [*shown, f"and {len(common) - most:,} more"] if len(common) > most else shown
 
 
-def named_keys(counts: Mapping[str, int]) -> list[str]:
-    """Keys of rows with how many have them: first those inside turns and parts, which say something of these."""
-    inside = {key: count for key, count in counts.items() if "[" in key}
-    beside = {key: count for key, count in counts.items() if "[" not in key}
-    return [*named_counts(inside, _KEYS), *named_counts(beside, _KEYS)]
-
-
-_KEYS = 40
+def named_keys(counts: Mapping[str, int], most: int = 40) -> list[str]:
+    """Keys that nothing reads as `messages[].mask 3`, `source 1,000`, `and 5 more`. What changes training comes before
+    metadata, which is in every row: keys inside turns, then the rare ones."""
+    order = sorted(counts.items(), key=lambda item: ("[]" not in item[0] and "." not in item[0], item[1], item[0]))
+    shown = [f"{printable(name[:60])} {count:,}" for name, count in order[:most]]
+    return [*shown, f"and {len(order) - most:,} more"] if len(order) > most else shown
 
 
 def in_bytes(count: float) -> str:

@@ -16,7 +16,7 @@ from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
 from rankzero.redaction import Redactor
 from rankzero.spec.cluster_load import load_cluster_spec
-from rankzero.wording import first_line, in_bytes, printable
+from rankzero.wording import first_line, in_bytes, named_keys, printable
 
 TOKEN = "hf_" + "a1B2" * 8
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIC8=\x07"
@@ -82,3 +82,11 @@ def test_sizes_have_three_digits_and_all_before_the_point() -> None:
 )
 def test_what_an_error_says_first(said: str, line: str) -> None:
     assert first_line(ValueError(said)) == line
+
+
+def test_keys_that_nothing_reads_are_all_named_and_those_of_turns_first() -> None:
+    """Metadata is in every row; what says something of a turn may be in a few."""
+    keys = {f"meta_{number}": 100 for number in range(12)} | {"messages[].train_span": 5, "rare": 1}
+    named = named_keys(keys)
+    assert named[:2] == ["messages[].train_span 5", "rare 1"] and len(named) == len(keys)
+    assert named_keys(keys, most=3)[2:] == ["meta_0 100", "and 11 more"]

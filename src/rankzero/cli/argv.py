@@ -126,7 +126,7 @@ def as_usage_error(error: Exception) -> UsageError:
 
 
 _OVERRIDES = ("--set", "--override", "--overrides")
-_SPEC_FILES = ("--config", "--config-file", "--config_file", "--spec", "--file", "-c", "-f")
+_SPEC_FILES = frozenset({"--config", "--config-file", "--config_file", "--spec", "--file", "-c", "-f"})
 
 
 def _otherwise(option: str, command: str) -> str:

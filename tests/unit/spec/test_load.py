@@ -289,7 +289,8 @@ eval: {every: 0}
         ],
     )
     def test_values_that_a_field_does_not_take(self, line: str, where: str, what: str, hint: str) -> None:
-        base = "data: {train: t}\n" + ("" if line.startswith("model") else "model: {name: m}\n")
+        base = "" if line.startswith("data") else "data: {train: t}\n"
+        base += "" if line.startswith("model") else "model: {name: m}\n"
         problem = the_problem(f"{base}{line}\n")
         assert problem.where.partition(" ")[2] == where
         assert what in problem.what

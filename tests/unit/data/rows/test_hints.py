@@ -55,7 +55,7 @@ CASES: list[tuple[Any, str, Row]] = [
     (ALPACA | {"choices": ["x"]}, "write it into the question", {"instruction": "i\nx", "output": "o"}),
     ({"text": 3}, "as a JSON string", {"text": "3"}),
     ({"text": " "}, "remove the row", REMOVED),
-    (turns(USER, BOT, train=False), "remove the row", REMOVED),
+    (turns(USER, BOT, train=False), "or the key to train on it", GOOD),
     (turns(USER, BOT | {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}), "by `train`", GOOD),
     (ALPACA | {"instruction": 3}, "as a JSON string", ALPACA | {"instruction": "3"}),
     (ALPACA | {"output": 3}, "as a JSON string", ALPACA | {"output": "3"}),

@@ -14,7 +14,7 @@ from rankzero.data.rows.formats.detection import Detector, listed
 from rankzero.data.rows.formats.format import ASKING, SEEN, Format, Noted, Result, Row, Writer
 from rankzero.data.rows.formats.json_text import TwiceReadError
 from rankzero.data.rows.formats.judged import JUDGED, judged
-from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, says_untrained
+from rankzero.data.rows.formats.turn_loss import untrained_row
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
 from rankzero.spec.row_formats import ROW_FORMATS
@@ -74,10 +74,9 @@ def _read(row: Row, line: int, format_: Format) -> Result:
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
-    if not row.keys().isdisjoint(LOSS_KEYS - format_.reads):
-        untrained = says_untrained(row, format_.reads, line)
-        if untrained is not None:
-            result = [*(result if isinstance(result, list) else ()), untrained]
+    untrained = untrained_row(row)
+    if untrained is not None and untrained not in format_.reads:
+        result = [*(result if isinstance(result, list) else ()), _not_trained(untrained, line)]
     if format_.learns_answers and not row.keys().isdisjoint(JUDGED):
         result = judged(row, result, line, format_.reads)
     return result
@@ -98,6 +97,11 @@ def _unread(keys: list[str], line: int) -> RowProblem:
     what = f"the row has {listed(keys)}, which is not read yet"
     asked = "write it into the question as the model is to see it, or " if keys[0] in ASKING - SEEN else ""
     return RowProblem(line, f"`{keys[0]}` is not read", what, f"{asked}remove the key to train without it")
+
+
+def _not_trained(key: str, line: int) -> RowProblem:
+    what = f"`{key}` says that the row is not trained"
+    return RowProblem(line, "row that is not to be trained", what, "remove the row, or the key to train on it")
 
 
 def _asserted(row: Row, line: int, wanted: str) -> str | RowProblem:

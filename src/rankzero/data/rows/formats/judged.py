@@ -34,7 +34,8 @@ def judged(row: Row, result: Result, line: int, reads: Keys) -> Result:
     """What the row is by what it says of its answers: a preference, where an unwanted one is beside the one that was
     read. `reads`: the keys that its format has a place for."""
     for key in _WANTED:
-        if str(row.get(key)).lower() in ("true", "false"):
+        said = str(row.get(key)).lower()
+        if said in ("true", "false") or (key == "kto_tag" and said in ("0", "1")):  # a label of 0 may be a class
             what = f"`{key}` says whether the answer is wanted, as for kto: {UNTRAINED}"
             hint = f"to fine-tune on the wanted answers, keep the rows whose `{key}` is true, without the key"
             return [RowProblem(line, UNTRAINED, what, hint)]

@@ -89,7 +89,7 @@ def _read_pairs(
             if not isinstance(text, str):
                 what = f"{where}.{name} is {kind(text)}"
                 problems.append(RowProblem(line, f"{name} is not a string", what, "write it as a JSON string"))
-            elif role == "assistant" and not text.strip():
+            elif role == "assistant" and not text.strip() and loss.train is not False:
                 problems.append(empty_reply(line, where))
             else:
                 turn = slots.message(role, text)

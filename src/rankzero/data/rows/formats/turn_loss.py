@@ -1,9 +1,11 @@
-"""Whether a turn is trained and how much it counts, as its keys say. Knows nothing of other keys, or of the spec."""
+"""Whether a turn or a row is trained and how much a turn counts, as its keys say. Knows nothing of other keys, or of
+the spec."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from rankzero.data.rows.problems import RowProblem, kind
@@ -58,17 +60,14 @@ def read_loss(item: Mapping[str, Any], role: object, line: int, where: str) -> T
     return TurnLoss(train, weight if weight > 0 else 1.0)
 
 
-def says_untrained(row: Mapping[str, Any], reads: Set[str], line: int) -> RowProblem | None:
-    """That a row says of itself as a whole that it is not to be trained, where its format has no place for that. Other
-    weights of rows are taken for what others do with them."""
-    for key in LOSS_KEYS - reads:
-        value = row.get(key)
-        is_zero = key in _WEIGHTS and isinstance(value, (int, float)) and value == 0
-        if (value is False and key in _FLAGS) or is_zero:
-            what = f"the row as a whole has `{key}: {str(value).lower()}`, which is not read"
-            hint = 'remove the row; of a turn it stands beside its content: {"role": "assistant", …, "train": false}'
-            return RowProblem(line, "a row that is not to be trained", what, hint)
-    return None
+def untrained_row(row: Mapping[str, Any]) -> str | None:
+    """The key by which a whole row says that it is not trained. Only what can mean nothing else: a loss of 0.0 was
+    measured, and other weights are their owner's."""
+    if LOSS_KEYS.isdisjoint(row):
+        return None
+    flags = (key for key in _FLAGS if str(row.get(key)).lower() == "false")
+    weights = (key for key in _WEIGHTS if str(row.get(key)) in ("0", "0.0"))  # tables of text have numbers as text
+    return next(chain(flags, weights), None)
 
 
 def _shown(value: object) -> str:

@@ -271,7 +271,8 @@ def test_an_answer_of_a_pair_says_of_its_loss_what_a_turn_says(pair: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "more", [{"train": False}, {"loss": False}, {"training": False}, {"weight": 0}, {"weight": 0.0}, {"loss_weight": 0}]
+    "more",
+    [{"train": False}, {"loss": False}, {"training": False}, {"weight": 0}, {"weight": 0.0}, {"loss_weight": "0"}],
 )
 @pytest.mark.parametrize(
     "row",
@@ -283,8 +284,15 @@ def test_an_answer_of_a_pair_says_of_its_loss_what_a_turn_says(pair: dict[str, A
 )
 def test_a_row_that_is_not_to_be_trained_is_not_trained_in_silence(row: dict[str, Any], more: dict[str, Any]) -> None:
     (problem,) = bad({**row, **more})
-    assert problem.reason == "a row that is not to be trained" and problem.hint.startswith("remove the row")
+    assert problem.reason == "row that is not to be trained" and problem.hint.startswith("remove the row")
     assert read({**row, **{key: None for key in more}})[0] == read(row)[0]
+
+
+def test_a_round_that_is_not_trained_may_have_no_answer() -> None:
+    asked = {"input": "q", "output": "", "output_with_loss": False}
+    turns = good({"conversation": [asked, {"input": "q", "output": "a"}]}).messages
+    assert [(turn.content, turn.train) for turn in turns] == [("q", None), ("", False), ("q", None), ("a", None)]
+    assert reasons({"conversation": [asked | {"output_with_loss": True}]}) == ["empty assistant turn"]
 
 
 def test_what_else_rows_are_weighed_by_is_not_taken_for_that() -> None:
