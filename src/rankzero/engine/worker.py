@@ -125,9 +125,8 @@ def run(
         environment = collect_environment(device, dtype, world)
         if lease is not None and not held:  # wrong inputs leave no directory
             hold(lease, stack)
-            refuse_foreign_directory(
-                run_dir, spec, options.allow_changes
-            )  # which another start may have made meanwhile
+            # Another start may have made it meanwhile.
+            refuse_foreign_directory(run_dir, spec, options.allow_changes)
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
