@@ -167,7 +167,7 @@ def forecast_here(spec: RunSpec, nproc: int, say: Say, options: RunOptions | Non
     from rankzero.forecast.without_torch import forecast_without_torch
 
     found = forecast_without_torch(spec, nproc)
-    if found is not None and _goes_on_with_its_base(spec):
+    if found is not None and _goes_on_with_its_base(spec, say):
         return found
     require_engine()
     say("files alone do not say enough; import torch and transformers")
@@ -176,7 +176,7 @@ def forecast_here(spec: RunSpec, nproc: int, say: Say, options: RunOptions | Non
     return dry_run(spec, nproc, options)
 
 
-def _goes_on_with_its_base(spec: RunSpec) -> bool:
+def _goes_on_with_its_base(spec: RunSpec, say: Say) -> bool:
     """Whether a checkpoint of the run, if there is one, was made with the weights that are here. Where it was not, the
     engine says whether others may be."""
     from rankzero.forecast.without_torch import model_directory
@@ -188,6 +188,7 @@ def _goes_on_with_its_base(spec: RunSpec) -> bool:
     directory = None if manifest is None else model_directory(spec.model)
     if manifest is None or directory is None:
         return True
+    say("compare the base with the one of the checkpoint; its files are read where their hash is not known yet")
     return bool(manifest.get("model") == weights_fingerprint(directory, own_code=spec.own_code))
 
 

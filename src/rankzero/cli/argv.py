@@ -133,9 +133,10 @@ def _otherwise(option: str, command: str) -> str:
     """What is said here without a flag, where other tools have one: the spec's file, an override, to go on."""
     if option in _OVERRIDES:
         return f"write key=value alone, without {option}"
-    if option in _SPEC_FILES:
+    if option in _SPEC_FILES and not command.endswith(" submit"):  # which takes a cluster's file, too
         return f"name the spec file alone: {command} RUN.yaml"
-    return "not needed: the same command continues the run" if option == "--resume" else ""
+    words = "not needed to continue, which the same command does; resume=new, without dashes, begins another run"
+    return words if option == "--resume" else ""
 
 
 def _field_for(option: str, *, known: bool = False) -> str:

@@ -6,6 +6,7 @@ Command modules import only what parsing needs; torch and its like are imported 
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -150,10 +151,23 @@ def main() -> None:
 
 
 def _write_what_there_is_no_letter_for() -> None:
-    """On stdout in another encoding than UTF-8 as its number, as Python does on stderr: a table's line or a name would
-    end the command."""
-    if isinstance(sys.stdout, TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    """On stdout in another encoding than UTF-8 as its number: a table's line or a name would end the command. Where
+    somebody has said what to do with such letters, that is done."""
+    stdout = sys.stdout
+    if (
+        isinstance(stdout, TextIOWrapper)
+        and stdout.errors == "strict"
+        and codecs.lookup(stdout.encoding).name != "utf-8"
+    ):
+        codecs.register_error("rankzero.escape", _escaped)
+        stdout.reconfigure(errors="rankzero.escape")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """As JSON writes it in a string, which the output may be."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _run(arguments: Sequence[str]) -> object:

@@ -47,7 +47,7 @@ def _texts_for_booleans(spec: RunSpec) -> list[Problem]:
         Problem(
             f'"{value}" is text, which a template takes for true',
             f"data.chat_template_kwargs.{name}",
-            "write true or false, without quotes",
+            "where a boolean is meant, write true or false without quotes",
         )
         for name, value in spec.data.chat_template_kwargs.items()
         if isinstance(value, str) and value.lower() in _LIKE_BOOLEANS

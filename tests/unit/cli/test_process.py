@@ -37,6 +37,18 @@ def run(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "latin-1:replace", "utf-8"])
+def test_json_is_json_in_every_encoding(encoding: str, tmp_path: Path) -> None:
+    """Also of names that the encoding has no letters for."""
+    name = "r\U0001f600\u2026\u00e9.jsonl"
+    (tmp_path / name).write_text('{"zzz": 1}\n')
+    command = [sys.executable, "-m", "rankzero", "data", "check", name, "--json"]
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=300, check=False)
+    stated = json.loads(done.stdout.decode(encoding.partition(":")[0]))
+    assert done.returncode == 65 and ("replace" in encoding or name in json.dumps(stated, ensure_ascii=False))
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
 def test_what_an_encoding_has_no_letter_for_ends_no_command(tmp_path: Path, encoding: str) -> None:
     row = {"messages": [{"role": "user", "content": "→ ü"}, {"role": "assistant", "content": "…"}]}

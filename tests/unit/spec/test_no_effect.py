@@ -64,7 +64,10 @@ def test_a_text_that_looks_like_no_is_said_to_be_one(written: str, tmp_path: Pat
     file = tmp_path / "run.yaml"
     file.write_text(f"model: {{name: o/m}}\ndata:\n  train: o/d\n  chat_template_kwargs: {{thinks: {written}}}\n")
     (found,) = unread_of_run(load_run_spec(file, env={"THINK": "false"}).spec)
-    assert (found.where, found.hint) == ("data.chat_template_kwargs.thinks", "write true or false, without quotes")
+    assert (found.where, found.hint) == (
+        "data.chat_template_kwargs.thinks",
+        "where a boolean is meant, write true or false without quotes",
+    )
     file.write_text("model: {name: o/m}\ndata: {train: o/d}\n")
     (typed,) = unread_of_run(load_run_spec(file, ["data.chat_template_kwargs.thinks=no"], env={}).spec)
     assert '"no" is text, which a template takes for true' in str(typed)
