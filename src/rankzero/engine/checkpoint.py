@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import stage_name, storage_errors, verify_directory
+from rankzero.run_dir.atomic import NotReadError, stage_name, storage_errors, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import becomes_best, makes_progress
@@ -104,6 +104,12 @@ class Found:
     """Steps of checkpoints that are not what was saved."""
 
 
+_LATER = (
+    "give the same command again; where it stays so, move this checkpoint out of checkpoints/: the run goes on from "
+    "the one before"
+)
+
+
 def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
     """Look for the checkpoint to continue from; each damaged one is spoken of. Of those that are older than the one
     found, manifests and sizes are looked at, and nothing else is read."""
@@ -113,6 +119,11 @@ def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
         try:
             manifest = verify_directory(run_dir.checkpoint(step), hashes=newest is None)
             newest = newest or manifest
+        except NotReadError as error:
+            if newest is None:  # an older one would be gone on from, and this one's steps made again
+                problem = error.problems[0]
+                raise NotReadError(problem.what, where=problem.where, hint=problem.hint or _LATER) from error
+            notice(f"checkpoint step-{step} is left as it is: {error}")
         except StorageError as error:
             notice(f"checkpoint step-{step} is damaged and is not used: {error}")
             damaged.append(step)

@@ -161,8 +161,8 @@ def restore(
     if changed and (position.eval_last or position.eval_first):
         words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
         logger.info(words, ", ".join(changed))
-    elif saved.best_metric != spec.checkpoint.best_metric:
-        position = best_by_another_metric(run_dir, spec, position, world)
+    elif best_is_lost(run_dir, position, world) or saved.best_metric != spec.checkpoint.best_metric:
+        position = best_of_what_is_kept(run_dir, spec, position, world)
     position = under(spec, position, comparable=not changed)
     if world.is_main:
         run_dir.point_to_best(position.best_step)
@@ -194,8 +194,19 @@ def with_first_evaluation_s_step(position: Position, run_dir: RunDir, world: Wor
     return known
 
 
-def best_by_another_metric(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:
-    """The position with what is best by today's checkpoint.best_metric. A collective."""
+def best_is_lost(run_dir: RunDir, position: Position, world: World) -> bool:
+    """Whether the checkpoint that was best is gone, so that nothing could beat it and none of the others would be kept
+    for being best. A collective."""
+    best = position.best_step
+    lost = world.is_main and best is not None and best not in (position.step, *run_dir.committed_steps())
+    if lost:
+        logger.warning("[EVAL] the checkpoint of step %d, the best so far, is lost", best)
+    return bool(broadcast_object(lost))
+
+
+def best_of_what_is_kept(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:
+    """The position with what is best by today's checkpoint.best_metric, of the checkpoints that there are. A
+    collective."""
     metric = spec.checkpoint.best_metric
     if world.is_main:
         kept = run_dir.committed_steps()

@@ -93,7 +93,7 @@ class StopRequest:
     @property
     def wanted(self) -> bool:
         """Whether to stop at the next occasion."""
-        if self.reason is None and self._flag is not None and self._flag.exists():
+        if self.reason is None and self._flag is not None and os.path.exists(self._flag):
             self.reason = f"the file {self._flag}"
         return self.reason is not None
 

@@ -164,13 +164,14 @@ class Workers:
         alive = [local for local, process in enumerate(self.processes) if process.poll() is None]
         suspended = self._suspended()
         asked = [local for local in alive if self._listens(local) and local not in suspended]
+        said = {local: len(self.stack(local)) for local in asked}  # when they were asked before
         for local in asked:
             self.processes[local].send_signal(signal.SIGUSR1)
         self._ask_for_traces(asked)
         deadline = time.monotonic() + STACK_SECONDS
-        while any(self._owes_a_stack(local) for local in asked) and time.monotonic() < deadline:
+        while any(self._owes_a_stack(local, said[local]) for local in asked) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        return {local: _innermost(self.stack(local)) if local in asked else "" for local in alive}
+        return {local: _innermost(self.stack(local)[said[local] :]) if local in asked else "" for local in alive}
 
     def stack(self, local: int) -> str:
         """What a worker has written when it was asked where it is."""
@@ -229,8 +230,9 @@ class Workers:
     def _listens(self, local: int) -> bool:
         return self._stack(local).exists()
 
-    def _owes_a_stack(self, local: int) -> bool:
-        return self.processes[local].poll() is None and not _innermost(self.stack(local))
+    def _owes_a_stack(self, local: int, said: int) -> bool:
+        """Whether one that lives has written none behind the first `said` characters."""
+        return self.processes[local].poll() is None and not _innermost(self.stack(local)[said:])
 
     def _suspended(self) -> list[int]:
         return [local for local, process in enumerate(self.processes) if _is_suspended(process)]

@@ -299,6 +299,10 @@ def put_back_displaced(parent: Path) -> list[str]:
     return names
 
 
+class NotReadError(StorageError):
+    """What is there can perhaps be read another time, or by another version: nothing says that it is damaged."""
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """A committed directory's manifest. Raises StorageError where it is missing, or not as it was written."""
     path = directory / MANIFEST
@@ -306,8 +310,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise StorageError("the manifest is missing: the directory was never committed", where=str(path)) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
+    except OSError as error:
+        raise NotReadError(f"the manifest cannot be read: {error.strerror or error}", where=str(path)) from error
     return parse_manifest(text, str(path))
 
 
@@ -320,6 +326,9 @@ def parse_manifest(text: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
         raise StorageError("the manifest is not one of rankzero's", where=where)
     seal = value.pop(SEAL, None)
+    if isinstance(number := value.get("format"), int) and number > FORMAT and seal == _digest(value):
+        hint = "take that version, which its manifest names"
+        raise NotReadError(f"it is of a newer rankzero (format {number})", where=where, hint=hint)
     if value.get("format") != FIRST_FORMAT and (value.get("format") != FORMAT or seal != _digest(value)):
         raise StorageError("the manifest changed since it was saved, or is of a newer rankzero", where=where)
     if not all(_is_entry(name, entry) for name, entry in value["files"].items()):
@@ -359,7 +368,7 @@ def faults(directory: Path, manifest: Mapping[str, Any], *, hashes: bool = True)
         except FileNotFoundError:
             return StorageError("a file of the checkpoint is missing", where=str(path))
         except OSError as error:
-            return StorageError(f"it cannot be read: {error.strerror or error}", where=str(path))
+            return NotReadError(f"it cannot be read: {error.strerror or error}", where=str(path))
         return None
 
     with ThreadPoolExecutor(min(_MOST_READERS, usable_cores())) as readers:  # hashing lets go of the interpreter

@@ -243,7 +243,7 @@ class TestTrain:
             ("train run.yaml --set train.max_steps=3", 2, ["write key=value alone, without --set"]),
             ("train --config run.yaml", 2, ["name the spec file alone: rankzero train RUN.yaml"]),
             ("train -c run.yaml", 2, ["name the spec file alone: rankzero train RUN.yaml"]),
-            ("train run.yaml --resume", 2, ["the same command continues the run"]),
+            ("train run.yaml --resume", 2, ["which the same command does", "resume=new"]),
             ("train run.yaml --resume-from-checkpoint x", 2, ["the same command continues the run"]),
             ("train run.yaml --per_device_train_batch_size 1", 2, ["this is train.global_batch_size here"]),
             ("train run.yaml --load-in-4bit", 2, ["this is model.quantization here"]),

@@ -243,3 +243,25 @@ def test_a_finished_run_gets_another_result_by_another_metric(tmp_path: Path) ->
     assert report["best_value"] == scores[report["final_step"]] == max(scores.values())
     assert run_here(by_f1, log_level="INFO")["final_step"] == report["final_step"]
     assert log(by_f1).count("continuing from step") == 0, "what is chosen now is there"
+
+
+def test_where_the_best_is_lost_the_best_of_those_that_are_left_is_kept(tmp_path: Path, tiny: Path) -> None:
+    """Nothing could beat one that is gone, so that nothing else was kept for being best."""
+    spec = small_spec(tmp_path, tiny, eval__every=2, checkpoint__every=2, checkpoint__keep=3)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(5))
+    root = run_root(spec)
+    best = json.loads((root / "last/trainer.json").read_text())["position"]["best_step"]
+    (other,) = {2, 4} - {best}
+    path = root / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["step"] == other:
+            row["eval_loss"] = 0.25  # which none that follows comes near
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    damaged = next((root / f"checkpoints/step-{best}/model").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    report = run_here(spec, log_level="INFO")
+    assert f"the checkpoint of step {best}, the best so far, is lost" in log(spec)
+    assert (report["best_step"], report["final_step"], report["best_value"]) == (other, other, 0.25)
+    assert (root / f"checkpoints/step-{other}").is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -305,3 +306,18 @@ def test_a_run_in_another_thread_ends_by_its_own_end_and_hears_of_its_flag_alone
         assert pool.submit(run_here, spec).result()["steps"] == 12
     assert signal.getsignal(signal.SIGTERM) is before
     assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
+
+
+def test_a_stop_file_that_cannot_be_looked_for_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is away for a moment is asked again at the next step."""
+
+    def away(*_: object, **__: object) -> os.stat_result:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    stop = StopRequest(lambda *_: None)
+    stop._flag = tmp_path / "stop"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", away)
+        assert not stop.wanted
+    (tmp_path / "stop").touch()
+    assert stop.wanted

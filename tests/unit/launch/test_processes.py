@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,22 @@ def test_where_a_process_is_says_its_main_thread_not_one_that_is_written_before_
     named = [processes._innermost(whole[:length]) for length in range(len(whole) + 1)]
     assert set(named) == {"", "t.py:7 in step"} and named[-1]
     assert processes._innermost(whole + whole.replace("line 7", "line 8")) == "t.py:8 in step"
+
+
+def test_who_is_asked_again_has_not_answered_before(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late step is told and waited for; what a process said then is not where it is now."""
+    monkeypatch.setattr(processes, "STACK_SECONDS", SECONDS)
+    assert all(two.workers.ask_for_stacks().values())
+    asked: list[int] = []
+    own = subprocess.Popen.send_signal
+
+    def lost(process: subprocess.Popen[bytes], number: int) -> None:
+        asked.append(number) if process is two.workers.processes[1] else own(process, number)
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", lost)
+    monkeypatch.setattr(processes, "STACK_SECONDS", 0.5)
+    places = two.workers.ask_for_stacks()
+    assert asked and places[1] == ""
 
 
 def test_a_suspended_process_hears_that_it_is_to_stop(two: Two) -> None:

@@ -1,0 +1,74 @@
+"""Which checkpoint a run goes on from, and what is only away for a moment."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from rankzero.engine.checkpoint import find_checkpoints
+from rankzero.errors import StorageError
+from rankzero.run_dir import atomic
+from rankzero.run_dir.atomic import FORMAT, SEAL, NotReadError, commit_directory
+from rankzero.run_dir.paths import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """Three checkpoints of a run."""
+    run_dir = RunDir(tmp_path / "r")
+    for step in (2, 4, 6):
+        staged = run_dir.checkpoints / f".tmp-{step}"
+        staged.mkdir(parents=True)
+        (staged / "weights").write_text(f"of step {step}")
+        commit_directory(staged, run_dir.checkpoint(step), {"step": step})
+    return run_dir
+
+
+def away(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A file of this checkpoint cannot be read, as on a server that has begun anew."""
+    own = atomic.file_sha256
+
+    def read(path: Path) -> str:
+        if f"step-{step}/" in str(path):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return own(path)
+
+    monkeypatch.setattr(atomic, "file_sha256", read)
+
+
+def test_what_cannot_be_read_now_is_not_damaged(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one would be gone on from, and the newest lost."""
+    away(monkeypatch, 6)
+    with pytest.raises(StorageError, match="cannot be read: Stale file handle") as refused:
+        find_checkpoints(run_dir, lambda _: None)
+    assert "give the same command again" in refused.value.problems[0].hint
+    assert run_dir.committed_steps() == [6, 4, 2]
+
+
+def test_what_is_older_than_the_one_that_is_gone_on_from_may_be_away(run_dir: RunDir) -> None:
+    manifest = run_dir.checkpoint(2) / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()  # which cannot be read as a file
+    told: list[str] = []
+    found = find_checkpoints(run_dir, told.append)
+    assert found.newest is not None and found.newest["step"] == 6 and not found.damaged
+    assert len(told) == 1 and "step-2 is left as it is" in told[0]
+
+
+def test_a_newer_version_s_is_none_of_the_damaged(run_dir: RunDir) -> None:
+    path = run_dir.checkpoint(6) / "manifest.json"
+    value = json.loads(path.read_text())
+    value.pop(SEAL)
+    value["format"] = FORMAT + 1
+    path.write_text(json.dumps({**value, SEAL: atomic._digest(value)}))
+    with pytest.raises(NotReadError, match=f"of a newer rankzero .format {FORMAT + 1}."):
+        find_checkpoints(run_dir, lambda _: None)
+
+
+def test_a_damaged_one_is_passed_over(run_dir: RunDir) -> None:
+    (run_dir.checkpoint(6) / "weights").write_text("of step 7")
+    found = find_checkpoints(run_dir, lambda _: None)
+    assert found.newest is not None and (found.newest["step"], found.damaged) == (4, (6,))
