@@ -109,11 +109,8 @@ _READ_OF_PAIRS = frozenset({"system", *LOSS_KEYS}).union(*PAIRS)
 
 def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
     """In whichever of its forms the turn is."""
-    return (
-        unread_beside(item, frozenset({"system", *LOSS_KEYS, *(_pair(item) or ())}))
-        if _pair(item)
-        else unread_keys(item)
-    )
+    pair = _pair(item)
+    return unread_keys(item) if pair is None else unread_beside(item, frozenset({"system", *LOSS_KEYS, *pair}))
 
 
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
