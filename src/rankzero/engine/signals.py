@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEAR_LINE_AND_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
-Activity = Literal["rows", "step", "evaluation", "samples", "save", "result"]
+Activity = Literal["rows", "step", "evaluation", "samples", "save", "result", "ending"]
 _ANSWERS: dict[Activity, str] = {
     "rows": "saving, then stopping, without the rows that are waited for",
     "step": "stopping after this step, then saving",
@@ -44,6 +44,7 @@ _ANSWERS: dict[Activity, str] = {
     "samples": "stopping after this token of an answer, then saving",
     "save": "saving, then stopping",
     "result": "every step is done and saved; this ends when the result is written",
+    "ending": "ending, once what was being saved is",
 }
 
 Leaving = Literal["stopped", "interrupted"]
@@ -89,6 +90,10 @@ class StopRequest:
         self._step, self._saved, self._activity = step, saved, activity
         if self._tell is not None:
             self._tell(activity, step)
+
+    def ending(self) -> None:
+        """An error has ended the loop, and what is being saved is waited for."""
+        self.now("ending", step=self._step, saved=self._saved)
 
     @property
     def wanted(self) -> bool:

@@ -379,6 +379,12 @@ def begin_saving(run: RunContext, stack: ExitStack) -> None:
     let_go(stack, partial(tell_what_is_saved, run))
     stack.enter_context(run.saver)
 
+    def wait_for_it() -> None:
+        if run.saver.writing:  # an error has ended the loop: what is waited for now is no step that hangs
+            run.stop.ending()
+
+    stack.callback(wait_for_it)
+
 
 def open_pace(spec: RunSpec, session: Session, world: World) -> Pace | None:
     """What compares the ranks, on the main one; None where there is nothing to compare, since passes

@@ -34,6 +34,8 @@ LOOK_SECONDS = 0.5
 PY_SPY_SECONDS = 10.0
 WRITE_SECONDS = 10.0
 """How long the evidence may take to write: the run directory itself may be what hangs."""
+_AS_LONG_AS_IT_TAKES = ("save", "result", "ending")
+"""What has time limits of its own, or none: a volume may be slow."""
 _AGAIN = "the same command continues from the newest checkpoint"
 
 
@@ -66,9 +68,21 @@ class Progress:
         self._floor = floor_seconds
 
     def look(self, beats: Sequence[Beat | None], now: float) -> Stall | None:
-        """Take note of the beats; what is late, if anything is."""
+        """Take note of the beats; what is late, if anything is. Nothing is while a rank that an error has ended waits
+        for what it saves: the others wait for it."""
         stalls = [self._note(rank, beat, now) for rank, beat in zip(self._ranks, beats, strict=True)]
+        if any(beat is not None and beat.activity == "ending" for beat in beats):
+            return None
         return max((stall for stall in stalls if stall is not None), key=lambda stall: stall.seconds, default=None)
+
+    def gets_on(self, now: float) -> bool:
+        """Whether a run that was asked to stop is on its way to that, by the beats that were looked at last: it saves,
+        or is in a step that is not late. Of a start's first step nobody knows when it is."""
+        beats = [rank.beat for rank in self._ranks if rank.beat is not None]
+        if any(beat.activity in _AS_LONG_AS_IT_TAKES for beat in beats):
+            return True
+        known = any(beat.activity == "step" and beat.begun > 1 for beat in beats)
+        return known and not any(self._late(rank, now) for rank in self._ranks)
 
     def forgive(self, now: float) -> None:
         """Begin to wait anew: somebody has paused the run."""
@@ -82,6 +96,10 @@ class Progress:
                 rank.steps.append((now - rank.since) / max(1, beat.begun - before.begun))
             rank.beat, rank.since = beat, now
             return None
+        return self._late(rank, now)
+
+    def _late(self, rank: _Rank, now: float) -> Stall | None:
+        beat = rank.beat
         if beat is None or beat.activity != "step" or beat.begun <= 1:
             return None
         usual = median(rank.steps) if rank.steps else 0.0
@@ -134,6 +152,12 @@ class HangWatch:
                 self._workers.end(found)
             else:
                 self._say(f"{found.problems[0]}; it is waited for, since nothing would start the run again")
+
+    def gets_on(self) -> bool:
+        """Whether the workers, asked to stop, are on their way to that: what they save is not cut off."""
+        now = time.monotonic()
+        self._progress.look([read_beat(path) for path in self._workers.beats], now)
+        return self._progress.gets_on(now)
 
     def _found(self, suspended: list[int], stall: Stall | None) -> RankzeroError:
         """Who is waited for, with the stacks of all kept."""

@@ -1,6 +1,6 @@
 """Several processes of one run on this machine: start, watch, stop, start again, one exit code. Knows no training.
 
-The grace period is ours: a stop request goes to every worker, and they get GRACE_SECONDS to save before being killed.
+A stop request goes to every worker: it ends the step, saves and leaves; who does neither for GRACE_SECONDS is killed.
 A worker that dies takes its peers along, since they would wait for it for ever; and workers die with this process. A
 start that failed in a way that trying again may cure is followed by another one, which continues from the newest
 checkpoint. Pods have `launch/node` instead, where the platform does that.
@@ -158,12 +158,12 @@ class _Local:
         while self._unheard:
             workers.signal(self._unheard.pop(0))
         while workers.running():
+            hang.look(end=self._restarts.most > 0 and self._stop_at is None)
             overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
-            if overdue:
+            if overdue and not hang.gets_on():
                 workers.end_overdue(self._asked_by, GRACE_SECONDS, str(self._run_dir.root))
             elif workers.peers_are_late(GRACE_SECONDS):
                 workers.end_late_peers()
-            hang.look(end=self._restarts.most > 0 and self._stop_at is None)
             time.sleep(POLL_SECONDS)
 
     def _record(self, failure: RankzeroError, saved: int | None) -> None:

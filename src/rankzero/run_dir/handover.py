@@ -39,7 +39,7 @@ class Beat:
     """What a worker is doing. Without a time: its clock may be wrong, and whoever watches has one."""
 
     activity: str
-    """rows (which are waited for), step, evaluation, save or result."""
+    """rows (which are waited for), step, evaluation, samples, save, result, or ending (a save, after an error)."""
     step: int
     """Optimizer steps of the run that are done."""
     begun: int

@@ -134,11 +134,12 @@ class _Start(Finished):
     def running(self) -> bool:
         if not self._workers.running():
             return False
-        if self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS:
+        self._hang.look(end=self._stop_at is None)
+        overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
+        if overdue and not self._hang.gets_on():
             self._workers.kill()
         elif self._workers.peers_are_late(GRACE_SECONDS):
             self._workers.end_late_peers()
-        self._hang.look(end=self._stop_at is None)
         return True
 
     def stop(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankzero.engine import saving
+from rankzero.engine import saving, worker
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.saving import Saver
 from rankzero.run_dir.paths import RunDir
@@ -29,6 +30,30 @@ def ends_in(step: int, told: list[int]) -> Hooks:
             raise EndedError
 
     return Hooks(step_begins=begins, saved=told.append)
+
+
+def test_who_watches_hears_that_an_error_has_ended_the_run_while_it_is_saved(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is waited for would be a step that has begun long ago: a hang, whose start is ended."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, checkpoint__every=2, train__max_steps=5)
+    commit, told, ending = saving.commit_directory, [], saving.threading.Event()
+
+    def slow(*given: Any, **named: Any) -> None:
+        assert ending.wait(300)
+        commit(*given, **named)
+
+    def hears(activity: str, step: int) -> None:
+        told.append((activity, step))
+        if activity == "ending":
+            ending.set()
+
+    monkeypatch.setattr(saving, "commit_directory", slow)
+    monkeypatch.setattr(worker, "beats", lambda: nullcontext(hears))
+    with pytest.raises(EndedError):
+        run_here(spec, hooks=ends_in(3, []))
+    assert RunDir(run_root(spec)).committed_steps() == [2]
+    assert told[-2:] == [("step", 2), ("ending", 2)]
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["by an error", "by a kill"])

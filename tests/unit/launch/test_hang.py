@@ -58,6 +58,30 @@ def test_neither_start_nor_first_step_nor_evaluation_nor_saving_is_a_hang() -> N
     assert story.does("step", 9, seconds=31) is not None
 
 
+def test_nobody_is_late_who_waits_for_one_that_an_error_has_ended_and_that_saves() -> None:
+    progress, waiting = Progress(2), Beat("step", 4, 5)
+    assert progress.look([waiting, Beat("step", 4, 5)], 0.0) is None
+    assert progress.look([waiting, Beat("ending", 4, 5)], 3000.0) is None
+
+
+def test_a_run_that_was_asked_to_stop_gets_on_in_a_step_in_time_and_in_what_it_writes() -> None:
+    story = Story()
+    assert not story.progress.gets_on(story.now), "nothing has begun"
+    story.does("step", 0, seconds=300)
+    assert not story.progress.gets_on(story.now), "how long the first step takes is not known"
+    for step in range(1, 9):
+        story.does("step", step, seconds=100)
+    story.does("step", 9, seconds=400)
+    assert story.progress.gets_on(story.now)
+    assert story.passes(200) is not None and not story.progress.gets_on(story.now)
+    for activity in ("save", "result", "ending"):
+        story.does(activity, 10, seconds=3000)
+        assert story.progress.gets_on(story.now)
+    for activity in ("evaluation", "samples", "rows"):
+        story.does(activity, 10, seconds=1)
+        assert not story.progress.gets_on(story.now)
+
+
 def test_a_first_step_that_compiled_does_not_hide_the_next_for_long() -> None:
     story = Story()
     story.does("step", 0, seconds=100)

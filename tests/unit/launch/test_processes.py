@@ -269,3 +269,32 @@ def test_processes_that_do_not_save_in_time_were_stopped_not_short_of_memory(
     with pytest.raises(StoppedError, match="stopped by SIGTERM; not saved in 0 s, so ended") as caught:
         local.run_processes(small_spec(tmp_path, tmp_path), RunOptions(), 2, os.environ, max_restarts=3)
     assert "memory" not in str(caught.value) and "the same command continues" in str(caught.value)
+
+
+def test_a_save_that_takes_longer_than_a_stop_may_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the workers say of themselves; `go` has them leave, once it was looked three times whether they get on
+    after their time was over."""
+    monkeypatch.setattr("rankzero.launch.processes.TRAINS", "tests.support.stand_in")
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.0)
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    watched, gets_on, looks = local._Local._watch, hang.HangWatch.gets_on, []
+
+    def asked_while_saving(self: local._Local, workers: Workers) -> None:
+        wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+        workers.beats[1].write_text("save 5 5")
+        os.kill(os.getpid(), signal.SIGTERM)
+        watched(self, workers)
+
+    def looked(self: hang.HangWatch) -> bool:
+        looks.append(gets_on(self))
+        if len(looks) == 3:
+            (tmp_path / "go").write_text("75")
+        return looks[-1]
+
+    monkeypatch.setattr(local._Local, "_watch", asked_while_saving)
+    monkeypatch.setattr(hang.HangWatch, "gets_on", looked)
+    with pytest.raises(StoppedError, match="^stopped"):
+        local.run_processes(small_spec(tmp_path, tmp_path), RunOptions(), 2, os.environ, max_restarts=3)
+    assert all(looks) and len(looks) >= 3
