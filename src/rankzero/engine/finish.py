@@ -24,6 +24,7 @@ from rankzero.model.load import stored_dtype
 from rankzero.model.weights import export_final, library_errors, result_bytes, staged_for
 from rankzero.run_dir.atomic import (
     MANIFEST,
+    NotReadError,
     commit_directory,
     place_given_by,
     verify_directory,
@@ -56,7 +57,8 @@ def finish(
     run_dir, report = run.run_dir, None
     run.ledger.stage("final")
     step = export(session, run, inputs, position)
-    if run.world.is_main:
+    if run.lease is not None:
+        run.lease.check()
         report = make_report(run.spec, position, step, environment, run.ledger.summary().to_json(), measured)
         write_json(run_dir.report, report)
         log_result(report, run_dir)
@@ -94,6 +96,8 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         with scores_kept_still(run.run_dir):
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
+            if run.lease is not None:
+                run.lease.check()
             keep, said = keep_aside(run.run_dir.final, staged)
             if said:
                 logger.warning("[RESULT] %s", said)
@@ -130,10 +134,17 @@ def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:
         write_json(run_dir.merge, {})
 
 
+_LATER = (
+    "give the same command again; where it stays so, move this checkpoint out of checkpoints/: the result is made from "
+    "the next best"
+)
+
+
 def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
     """The step whose weights become the result: the best one that is intact, or the last, which is in memory.
 
-    Reads every byte of a checkpoint before it is used; a damaged one is set aside, and that is said.
+    Reads every byte of a checkpoint before it is used; a damaged one is set aside, and that is said. Raises
+    NotReadError where one cannot be read now: every step is done and saved, and the same command finishes the run.
     """
     best = position.best_step
     if spec.checkpoint.final != "best" or not best:
@@ -146,6 +157,9 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
         if step != position.step:
             try:
                 verify_directory(run_dir.checkpoint(step))
+            except NotReadError as error:  # another one would be the result from now on
+                problem = error.problems[0]
+                raise NotReadError(problem.what, where=problem.where, hint=problem.hint or _LATER) from error
             except StorageError as error:
                 logger.warning("[RESULT] the checkpoint of step %d is damaged and is not used: %s", step, error)
                 if run_dir.checkpoint(step).is_dir():

@@ -35,6 +35,7 @@ from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.engine.streams import wait_for_rows, what_became_of_rows
 from rankzero.errors import NonFiniteError, Problem, StoppedError
 from rankzero.model.compiling import save_artifacts
+from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -43,13 +44,14 @@ from rankzero.spec.schedule import Schedule, is_due
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the loop reports to and saves into. `metrics` and `pace` are the main rank's only."""
+    """What the loop reports to and saves into. `lease`, `metrics` and `pace` are the main rank's only."""
 
     spec: RunSpec
     options: RunOptions
     world: World
     console: RunConsole
     run_dir: RunDir
+    lease: Lease | None
     saver: Saver
     metrics: MetricsLog | None
     stop: StopRequest
@@ -62,7 +64,7 @@ class RunContext:
 def train(session: Session, run: RunContext, position: Position) -> Position:
     """Run from `position` to the end of the schedule. Raises StoppedError after saving where a stop was agreed."""
     spec, schedule = run.spec, session.schedule
-    clock, speed = Clock(position), Speed()
+    clock, speed, owed = Clock(position), Speed(), False
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
     run.ledger.continues_from(position.step, schedule.total_steps, position.compared_from)
@@ -75,7 +77,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
             if position.unevaluated is None and session.train.waits:
                 await_rows(session, run, position)
             run.ledger.loop_at(position.step)
-            begun = position.unevaluated
+            begun, skipped = position.unevaluated, position.nonfinite_steps
             if begun is None:
                 run.stop.now("step", step=position.step, saved=run.saver.committed)
                 position, facts, stop = next_step(session, run, position, clock)
@@ -103,8 +105,11 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
 
             over = is_over(position, schedule)
             stop_now = not answered or (stop and not over)
-            if improved or over or stop or stop_now or is_due(spec.checkpoint.every, position.step, schedule):
+            owed = owed or is_due(spec.checkpoint.every, position.step, schedule)
+            # Weights that give NaN are no reason to drop older ones: what is due waits for a step that is finite.
+            if improved or over or stop or stop_now or (owed and position.nonfinite_steps == skipped):
                 save(session, run, position)
+                owed = False
             if stop_now:
                 wait_until_saved(run, position)
                 raise stopped(run, position)

@@ -163,6 +163,7 @@ def run(
             world=world,
             console=console,
             run_dir=run_dir,
+            lease=lease,
             saver=saver,
             metrics=metrics,
             stop=stop,

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import socket
 import threading
 import time
@@ -32,6 +33,8 @@ WATCH_SECONDS = 30.0
 """An owner elsewhere that has not beaten for this long has lost the directory."""
 COURTESY_SECONDS, TRY_SECONDS = 3.0, 0.1
 """For how long, and how often, a lock is asked for by who goes on without it."""
+LOCK_SECONDS = 60.0
+"""For how long one is by who does not: what is done under it takes a moment."""
 
 
 def _process_identity(pid: int) -> str | None:
@@ -162,17 +165,21 @@ def _silent(_line: str) -> None:
 
 
 @contextmanager
-def exclusive(guard: Path) -> Iterator[None]:
+def exclusive(guard: Path, *, wait: Callable[[float], object] = time.sleep) -> Iterator[None]:
     """Within, one process at a time of those that name this file, which is made. On a volume without locks all of them.
-    Raises StorageError."""
+    Raises StorageError, also where another process does not let go of it."""
     with storage_errors(guard), _opened(guard) as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+        if not _locked_within(file, LOCK_SECONDS, wait):
+            what = f"another process has held this lock for {LOCK_SECONDS:.0f} s"
+            hint = (
+                f"look for one that is suspended or hangs: `fuser {shlex.quote(str(guard))}`, on each host that has it"
+            )
+            raise StorageError(what, where=str(guard), hint=hint)
         yield
 
 
 @contextmanager
-def exclusive_if_free(guard: Path, *, wait: Callable[[float], None] = time.sleep) -> Iterator[str]:
+def exclusive_if_free(guard: Path, *, wait: Callable[[float], object] = time.sleep) -> Iterator[str]:
     """As `exclusive`, for who cannot do without the work within: where the lock is not to be had in a few seconds, it
     goes on without. Yields why; nothing where it has it."""
     with ExitStack() as stack:
@@ -181,12 +188,12 @@ def exclusive_if_free(guard: Path, *, wait: Callable[[float], None] = time.sleep
         except OSError as error:
             why = error.strerror or str(error)
         else:
-            why = "" if _locked_soon(file, wait) else "another process holds it"
+            why = "" if _locked_within(file, COURTESY_SECONDS, wait) else "another process holds it"
         yield why
 
 
-def _locked_soon(file: IO[bytes], wait: Callable[[float], None]) -> bool:
-    left = COURTESY_SECONDS
+def _locked_within(file: IO[bytes], seconds: float, wait: Callable[[float], object]) -> bool:
+    left = seconds
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,13 +242,13 @@ class Lease:
         watches before it does, which takes a while."""
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(self._guard):
+        with exclusive(self._guard, wait=wait):
             current = self.read()
             if not self.is_held(current):
                 self._take(current)
                 return
         self._refuse_unless_lapsed(current, wait, say)
-        with exclusive(self._guard):
+        with exclusive(self._guard, wait=wait):
             latest = self.read()
             if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
                 raise self._held(latest)
@@ -249,8 +256,12 @@ class Lease:
 
     def check(self) -> None:
         """Raise StorageError where another run has taken the directory since: nothing may be committed any more."""
-        if self.read().get("token") != self._token:
-            raise self._held(self.read())
+        if not self._is_mine(current := self.read()):
+            raise self._held(current)
+
+    def _is_mine(self, current: dict[str, Any]) -> bool:
+        """Also by its name: on a volume without locks two may take the same token."""
+        return (current.get("token"), current.get("owner")) == (self._token, self.owner)
 
     def release(self) -> None:
         """Give the directory back; the token stays, so that it only ever grows, and so does the launcher."""
@@ -258,8 +269,8 @@ class Lease:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with exclusive(self._guard):
-            if self.read().get("token") == self._token:
+        with exclusive_if_free(self._guard):  # who has it for long has lost it, or takes what is ours no more
+            if self._is_mine(self.read()):
                 write_text(self.path, json.dumps({"token": self._token, **self._launched}))
 
     def _take(self, current: dict[str, Any]) -> None:
@@ -277,8 +288,8 @@ class Lease:
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
-                with exclusive(self._guard):
-                    if self.read().get("token") != self._token:
+                with exclusive(self._guard, wait=self._stop.wait):
+                    if not self._is_mine(self.read()):
                         return
                     self._write(beat)
             except StorageError:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.engine.checkpoint import find_checkpoints
+from rankzero.engine.checkpoint import Position, find_checkpoints
+from rankzero.engine.finish import chosen_step
 from rankzero.errors import StorageError
 from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import FORMAT, SEAL, NotReadError, commit_directory
 from rankzero.run_dir.paths import RunDir
+from tests.support.runs import small_spec
 
 
 @pytest.fixture
@@ -72,3 +74,19 @@ def test_a_damaged_one_is_passed_over(run_dir: RunDir) -> None:
     (run_dir.checkpoint(6) / "weights").write_text("of step 7")
     found = find_checkpoints(run_dir, lambda _: None)
     assert found.newest is not None and (found.newest["step"], found.damaged) == (4, (6,))
+
+
+def test_a_result_is_made_of_the_best_or_later_where_that_is_only_away(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next best would be the result from then on, and the best be moved aside."""
+    run_dir.metrics.write_text("".join(f'{{"step": {step}, "eval_loss": {step}}}\n' for step in (2, 4, 6)))
+    position = Position(step=6, best_step=2, best={"eval_loss": 2.0})
+    spec = small_spec(tmp_path, tmp_path)
+    away(monkeypatch, 2)
+    with pytest.raises(NotReadError, match="cannot be read: Stale file handle") as refused:
+        chosen_step(spec, run_dir, position)
+    assert "the next best" in refused.value.problems[0].hint
+    assert run_dir.committed_steps() == [6, 4, 2]
+    run_dir.checkpoint(2).rename(tmp_path / "step-2")  # as the hint says
+    assert chosen_step(spec, run_dir, position) == 4

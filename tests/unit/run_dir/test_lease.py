@@ -223,6 +223,22 @@ def test_an_owner_that_lost_the_directory_may_not_commit(tmp_path: Path) -> None
     assert json.loads((tmp_path / "lease.json").read_text())["token"] == 99
 
 
+def test_of_two_that_took_the_same_token_one_may_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume without locks: both have read what was there, and the later one's name is in the file."""
+    monkeypatch.setattr("rankzero.run_dir.lease.BEAT_SECONDS", 0.01)
+    lease = Lease(tmp_path)
+    lease.acquire()
+    lease._stop.set()
+    hold_elsewhere(tmp_path, token=1, owner="another")
+    theirs = (tmp_path / "lease.json").read_text()
+    with pytest.raises(StorageError, match="in use by process 7 on other-host"):
+        lease.check()
+    lease._stop.clear()
+    lease._beat()  # comes to an end
+    lease.release()
+    assert (tmp_path / "lease.json").read_text() == theirs
+
+
 def test_the_heartbeat_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankzero.run_dir.lease.BEAT_SECONDS", 0.01)
     lease = Lease(tmp_path)
@@ -264,3 +280,15 @@ def test_a_lock_that_another_process_keeps_is_waited_for_a_while_and_done_withou
     close(monkeypatch, tmp_path)
     with exclusive_if_free(tmp_path / ".lock", wait=pytest.fail) as why:
         assert why == "Permission denied"
+
+
+def test_a_lock_that_another_process_keeps_for_ever_is_said_and_keeps_nobody(tmp_path: Path) -> None:
+    waited: list[float] = []
+    lease = Lease(tmp_path)
+    lease.acquire(wait=pytest.fail)
+    with exclusive(tmp_path / ".lease.lock"):
+        with pytest.raises(StorageError, match="another process has held this lock for 60 s(?s:.*)fuser"):
+            Lease(tmp_path).acquire(wait=waited.append)
+        assert 59 < sum(waited) < 61
+        lease.release()
+    assert json.loads((tmp_path / "lease.json").read_text()) == {"token": 1}
