@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import process_group, sum_over_ranks, world_from_env
+from rankzero.engine.parallel.base import Snapshot
+from rankzero.engine.parallel.formats import NothingToWrite, ShardedSnapshot, WholeSnapshot
 from rankzero.engine.parallel.zero.parallel import Zero
 from rankzero.engine.setup import to_train
 from rankzero.spec.run_spec import RunSpec
@@ -103,6 +106,19 @@ def zero_step(zero: Zero, rank: int, *, move: bool = True, poison: float = 1.0) 
     return sum_over_ranks(total).item(), norm.item()
 
 
+def assert_weights_are_known(taken: Snapshot) -> None:
+    """All that the optimizer moves, by the same names: they are looked at before they are saved."""
+    if isinstance(taken, NothingToWrite):
+        return
+    assert isinstance(taken, ShardedSnapshot | WholeSnapshot) and not taken.not_finite()
+    weights, optimizer = (taken.state,) * 2 if isinstance(taken, ShardedSnapshot) else (taken.weights, taken.optimizer)
+    names = {key.rpartition("/")[0] for key in optimizer if "/" in key}
+    assert names and names <= weights.keys()
+    lost = weights | {max(names): torch.full_like(weights[max(names)], float("nan"))}
+    of = {"state": lost} if isinstance(taken, ShardedSnapshot) else {"weights": lost}
+    assert replace(taken, **of).not_finite() == [max(names)]
+
+
 def bfloat16_rank(directory: Path, text: str, tiny: str) -> None:
     spec, dtype = RunSpec.model_validate_json(text), torch.bfloat16
     world = world_from_env(dict(os.environ))
@@ -119,6 +135,7 @@ def bfloat16_rank(directory: Path, text: str, tiny: str) -> None:
         dropped = zero_step(zero, world.rank, move=False)
         second = zero_step(zero, world.rank)
         assert second == dropped, "the steps that were skipped left nothing behind"
+        assert_weights_are_known(zero.snapshot())
         zero.snapshot().write(directory)
         sum_over_ranks(torch.zeros(1))  # all have written
         third = zero_step(zero, world.rank)

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from safetensors import SafetensorError
 from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import NotReadError, stage_name, storage_errors, verify_directory
+from rankzero.run_dir.atomic import NotReadError, read_manifest, stage_name, storage_errors, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import becomes_best, makes_progress
@@ -137,10 +138,13 @@ def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Positi
     wrote the other.
     """
     try:
-        parallel.load(directory)
-        state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-        if len(list(directory.glob("rng-rank-*.json"))) == world.world_size:
-            _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
+        with storage_errors(directory):
+            parallel.load(directory)
+            state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+            # By the manifest: a network file system may list what was there a while ago.
+            kept = [name for name in read_manifest(directory)["files"] if fnmatch(name, "rng-rank-*.json")]
+            if len(kept) == world.world_size:
+                _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
         known = {field.name for field in fields(Position)}
         return Position(**{name: value for name, value in state["position"].items() if name in known})
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

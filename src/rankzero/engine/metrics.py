@@ -36,6 +36,7 @@ class MetricsLog:
         whole = resume_step - unevaluated
         for path, last in ((run_dir.metrics, resume_step), (run_dir.saves, resume_step), (run_dir.samples, whole)):
             _keep_until(path, last)
+        _say_what_lacks(run_dir.metrics, resume_step)
         self._last_saved = max((row["step"] for row in _rows(run_dir.saves)), default=-1)
         with storage_errors(run_dir.metrics):
             self._file = run_dir.metrics.open("a", encoding="utf-8")
@@ -161,6 +162,14 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(row, dict):
             yield row
+
+
+def _say_what_lacks(path: Path, step: int) -> None:
+    """Of the steps up to this one: every step has its line."""
+    there = {number for row in _rows(path) if isinstance(number := row.get("step"), int) and 0 < number <= step}
+    if step > len(there):
+        words = "[STEP] %s lacks %d of the %d steps so far: charts are without them, as is what was best"
+        logger.warning(words, path, step - len(there), step)
 
 
 def _keep_until(path: Path, step: int) -> None:

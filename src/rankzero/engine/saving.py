@@ -12,6 +12,8 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,16 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, background_group, broadcast_object, gather_objects, lost_a_peer
 from rankzero.engine.parallel.base import Parallel, Snapshot
 from rankzero.engine.parallel.formats import written_by
-from rankzero.errors import PeerLostError, StorageError
+from rankzero.errors import NonFiniteError, PeerLostError, Problem, StorageError
 from rankzero.machine import available_memory
-from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, write_json, written_files
+from rankzero.run_dir.atomic import (
+    commit_directory,
+    fsync_path,
+    stage_name,
+    storage_errors,
+    write_json,
+    written_files,
+)
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 
@@ -143,7 +152,8 @@ class Saver:
             logger.info("[CHECKPOINT] saved step %d", step)
 
     def commit(self, contents: Contents) -> None:
-        """Write and commit a checkpoint. A collective of the thread's own group; raises StorageError on every rank."""
+        """Write and commit a checkpoint. A collective of the thread's own group; raises on every rank StorageError, and
+        NonFiniteError where weights are not finite: the run would go on from them, and the good ones be pruned."""
         step, world = contents.position.step, self._world
         name: str = broadcast_object(stage_name(f"step-{step}") if world.is_main else None, self._group)
         staged = self._run_dir.checkpoints / name
@@ -155,7 +165,12 @@ class Saver:
                 write_json(generators, contents.generators)
         except (StorageError, OSError) as error:
             failure = str(error)
-        needed = sum(self._agree(failure, contents.tensors.nbytes, staged))  # before a rank waits for one that left
+        # before a rank waits for one that left
+        found = self._agree(failure, (contents.tensors.nbytes, contents.tensors.not_finite()), staged)
+        needed = sum(nbytes for nbytes, _ in found)
+        if lost := [name for _, names in found for name in names]:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise not_finite_error(step, lost)
         entries: dict[str, dict[str, Any]] = {}
         try:
             check_space(staged, needed)
@@ -169,6 +184,8 @@ class Saver:
         known = {file: entry for part in self._agree(failure, entries, staged) for file, entry in part.items()}
         if world.is_main and self._lease is not None:
             try:
+                with storage_errors(self._run_dir.metrics), suppress(FileNotFoundError):
+                    fsync_path(self._run_dir.metrics)  # no checkpoint of steps whose lines a power cut takes
                 self._lease.check()
                 final = self._run_dir.checkpoint(step)
                 commit_directory(staged, final, {**self._meta, "step": step}, known=known)
@@ -191,6 +208,14 @@ class Saver:
             shutil.rmtree(staged, ignore_errors=True)
             raise StorageError(f"the checkpoint was not saved; older ones are intact\n{failures[0]}")
         return [value for _, value in told]
+
+
+def not_finite_error(step: int, names: Sequence[str]) -> NonFiniteError:
+    """Names the weights that are NaN or Inf after a step."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    what = f"after step {step} weights are NaN or Inf, so its checkpoint is not saved; older ones are intact"
+    hint = "lower train.learning_rate, or set train.max_grad_norm: the run then goes on from the newest checkpoint"
+    return NonFiniteError(Problem(what, f"{names[0]}{more}", hint))
 
 
 def check_space(

@@ -311,7 +311,8 @@ class CheckpointSpec(Section):
     """When to save, what to keep, and which checkpoint becomes the result."""
 
     every: Every = 500
-    """`epoch`, or a number of steps. The end of the run and every new best are always saved."""
+    """`epoch`, or a number of steps. The end of the run and every new best are always saved. Where the step that is due
+    was skipped (train.max_nonfinite_steps), the next finite one is."""
     keep: PositiveInt = 3
     """Newest checkpoints to keep; the best one is kept besides."""
     best_metric: Metric = "eval_loss"

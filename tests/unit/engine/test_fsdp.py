@@ -361,6 +361,20 @@ def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
         ), name
 
 
+def a_rank_says_which_of_its_weights_are_not_finite(world: World, _root: Path) -> None:
+    parallel = spread(llama(), world)
+    parallel.backward(parallel.model(input_ids=IDS).logits.square().mean(), last=True)
+    parallel.reduce_gradients(1.0)
+    parallel.step()
+    assert parallel.snapshot().not_finite() == []
+    names = [name for name, _ in parallel.module.named_parameters()]
+    with torch.no_grad():
+        for name in names:
+            if world.rank == 1:
+                local(parallel.module.get_parameter(name)).view(-1)[-1:] = float("nan")
+    assert parallel.snapshot().not_finite() == (names if world.rank == 1 else [])
+
+
 def what_is_frozen_by_now_needs_no_state_of_the_optimizer(world: World, root: Path) -> None:
     """Older versions trained, and saved the state of, what an architecture has frozen."""
     older, directory = spread(llama(), world), root / "older"
@@ -409,6 +423,7 @@ CHECKS = (
     what_cannot_be_spread_is_refused_on_every_rank,
     a_rank_that_cannot_write_tells_the_others,
     a_checkpoint_of_another_model_is_refused,
+    a_rank_says_which_of_its_weights_are_not_finite,
     what_is_frozen_by_now_needs_no_state_of_the_optimizer,
     a_checkpoint_is_written_beside_a_pass_without_touching_the_model,
     small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,

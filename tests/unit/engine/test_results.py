@@ -341,6 +341,18 @@ def steps_kept(spec: RunSpec) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run_root(spec) / "checkpoints").iterdir())
 
 
+def test_lines_of_steps_that_are_lost_are_missed(tmp_path: Path, tiny: Path) -> None:
+    """By a power cut, or by hand: charts and what was best would be of the others, and nobody know."""
+    run_here(small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=3))
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=4)
+    path = run_root(spec) / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[1:]))
+    run_here(spec, allow_changes=("train.max_steps",))
+    assert log(spec).count("lacks 1 of the 3 steps so far") == 1
+    assert [row["step"] for row in metrics(spec)] == [2, 3, 4]
+
+
 def test_best_follows_the_metric_and_survives_pruning(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +394,21 @@ def test_the_card_has_the_answers_of_the_weights_that_it_is_about(
     assert "after 12" in RunDir(run_root(spec)).samples.read_text()
     card = card_of(run_root(spec) / "final")
     assert card is not None and card.samples == (("Well?", "before", "after 8"),)
+
+
+def test_who_has_lost_the_directory_writes_no_result(tmp_path: Path, tiny: Path) -> None:
+    """It was taken when all was saved: a volume that was away for so long that the beats were missed."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=2)
+    root = run_root(spec)
+    theirs = json.dumps({"token": 9, "beat": 1, "owner": "another", "host": "other-host", "pid": 7, "process": "x"})
+
+    def taken(_step: int) -> None:
+        (root / "lease.json").write_text(theirs)
+
+    with pytest.raises(StorageError, match="in use by process 7 on other-host"):
+        run_here(spec, hooks=Hooks(saved=taken))
+    assert not (root / "final").exists() and not (root / "report.json").exists()
+    assert (root / "lease.json").read_text() == theirs
 
 
 def test_a_result_is_written_while_somebody_else_evaluates_the_one_before(

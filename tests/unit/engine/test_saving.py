@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rankzero.engine import saving
-from rankzero.engine.checkpoint import Position
+from rankzero.engine.checkpoint import Position, load_checkpoint
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.optim import make_optimizer
@@ -23,7 +24,7 @@ from rankzero.engine.parallel.base import OPTIMIZER_FILE
 from rankzero.engine.parallel.formats import NothingToWrite, WholeSnapshot
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.saving import Saver, check_space
-from rankzero.errors import StorageError
+from rankzero.errors import NonFiniteError, StorageError
 from rankzero.model.weights import file_layout
 from rankzero.run_dir.atomic import commit_directory, verify_directory
 from rankzero.run_dir.lease import Lease
@@ -110,6 +111,70 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(running:
     saved = load_file(run_dir.checkpoint(1) / "model/model.safetensors")
     assert torch.equal(saved["weight"], before) and not torch.equal(held.module.weight, before)
     assert not load_file(run_dir.checkpoint(1) / OPTIMIZER_FILE)["weight/exp_avg"].any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_push_out_no_checkpoint(value: float, running: Running) -> None:
+    saver, held, run_dir, _, go_on = running
+    go_on.set()
+    for step in (1, 2):
+        saver.save(Position(step=step))
+    before = held.module.weight.detach().clone()
+    with torch.no_grad():
+        held.module.weight[1, 2] = value
+    saver.save(Position(step=3))
+    with pytest.raises(NonFiniteError, match="weight: after step 3 weights are NaN or Inf.*older ones are intact"):
+        saver.wait()
+    assert run_dir.committed_steps() == [2, 1] and len(list(run_dir.checkpoints.glob("*step-*"))) == 2
+    with torch.no_grad():
+        held.module.weight.copy_(before)
+        held.module.bias.fill_(value)  # no optimizer moves it: it came so
+    saver.save(Position(step=4))
+    saver.wait()
+    assert run_dir.committed_steps() == [4, 2]
+
+
+def test_lines_of_the_steps_are_on_the_disk_before_their_checkpoint_is(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut in between would leave a run that goes on behind a hole in metrics.jsonl."""
+    saver, _, run_dir, _, go_on = running
+    run_dir.metrics.write_text("")
+    synced: list[list[int]] = []
+
+    def sync(path: Path) -> None:
+        assert path == run_dir.metrics
+        synced.append(run_dir.committed_steps())
+
+    monkeypatch.setattr(saving, "fsync_path", sync)
+    go_on.set()
+    for step in (1, 2):
+        saver.save(Position(step=step))
+    saver.wait()
+    assert synced == [[], [1]]
+
+
+def test_generators_are_those_of_the_manifest_whatever_a_volume_lists(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may list what was there a while ago; a rank that is not given its own begins anew."""
+    saver, _, run_dir, _, go_on = running
+    go_on.set()
+    saver.save(Position(step=1))
+    saver.wait()
+    before, directory = torch.get_rng_state(), run_dir.checkpoint(1)
+    torch.manual_seed(1234)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+    parallel: Any = SimpleNamespace(load=lambda _directory: None)
+    assert load_checkpoint(directory, parallel, World()).step == 1
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1234)
+    two = World(rank=1, world_size=2, local_world_size=2)
+    load_checkpoint(directory, parallel, two)
+    assert not torch.equal(torch.get_rng_state(), before), "those of another number of ranks are left as they are"
+    (directory / "rng-rank-0.json").unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        load_checkpoint(directory, parallel, World())
 
 
 @pytest.mark.parametrize("trains", ["all", "adapters"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rankzero.engine.step import Stepper
 from rankzero.engine.tasks import sft
 from rankzero.errors import ExitCode, NonFiniteError
 from rankzero.model.dropout import Places
+from rankzero.run_dir.paths import RunDir
 from tests.support.runs import log, metrics, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.support.tiny import write_jsonl
@@ -233,6 +235,19 @@ def test_some_non_finite_steps_may_be_skipped(tmp_path: Path, tiny: Path, monkey
     report = run_here(spec, hooks=poison(monkeypatch, {3, 5}))
     assert report["steps"] == 12 and report["nonfinite_steps"] == 2
     assert [row["loss"] is None for row in metrics(spec)] == [step in {3, 5} for step in range(1, 13)]
+
+
+def test_skipped_steps_push_out_no_checkpoint(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the weights are the cause, each step from here on is skipped: those from before stay to go on from."""
+    how = {"eval_rows": 0, "checkpoint__every": 2, "checkpoint__keep": 2}
+    spec = small_spec(tmp_path, tiny, train__max_nonfinite_steps=4, **how)
+    with pytest.raises(NonFiniteError, match="step 9"):
+        run_here(spec, hooks=poison(monkeypatch, {5, 6, 7, 8, 9}))
+    assert RunDir(run_root(spec)).committed_steps() == [4, 2]
+    saved: list[int] = []
+    hooks = replace(poison(monkeypatch, {6}), saved=saved.append)
+    run_here(small_spec(tmp_path, tiny, name="other", train__max_nonfinite_steps=4, **how), hooks=hooks)
+    assert saved == [2, 4, 7, 8, 10, 12], "what was due in step 6 comes with the first step that is finite"
 
 
 def test_a_run_of_skipped_steps_only_is_no_result(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,9 @@ class WholeSnapshot:
     def held(self) -> int:
         return _bytes((*self.weights.values(), *self.optimizer.values()))
 
+    def not_finite(self) -> list[str]:
+        return _not_finite(self.weights, self.optimizer)
+
     def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
         old_weights, old_optimizer = (into.weights, into.optimizer) if isinstance(into, WholeSnapshot) else ({}, {})
         weights, optimizer = on_host(self.weights, old_weights), on_host(self.optimizer, old_optimizer)
@@ -80,6 +83,9 @@ class NothingToWrite:
     @property
     def held(self) -> int:
         return 0
+
+    def not_finite(self) -> list[str]:
+        return []
 
     def copied(self, into: Snapshot | None = None) -> NothingToWrite:
         del into
@@ -106,6 +112,9 @@ class ShardedSnapshot:
     def held(self) -> int:
         return _bytes(local(tensor) for tensor in self.state.values())
 
+    def not_finite(self) -> list[str]:
+        return _not_finite(self.state, self.state)
+
     def _writers(self, tensor: torch.Tensor) -> int:
         """How many ranks have what this one has of a tensor: among them torch divides it."""
         return cut_of(tensor, self.cuts).copies if isinstance(tensor, DTensor) else self.world_size
@@ -128,6 +137,20 @@ class ShardedSnapshot:
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
         write_sharded(self.state, staged, world_size=self.world_size, group=group)
+
+
+def _not_finite(weights: Mapping[str, torch.Tensor], optimizer: Iterable[str]) -> list[str]:
+    """Which of the weights that an `optimizer` moves, by its `<name>/<state>`, are not finite."""
+    names = dict.fromkeys(key.rpartition("/")[0] for key in optimizer)
+    return [name for name in names if name in weights and not _is_finite(local(weights[name]))]
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Without a mask of its size in memory. NaN is the least and the most of whatever has one."""
+    if not tensor.numel():
+        return True
+    least, most = torch.aminmax(tensor)
+    return bool(least.isfinite() & most.isfinite())
 
 
 def on_host(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
