@@ -8,6 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
+def there(path: Path) -> bool:
+    """Whether something is there, a link that leads nowhere included. Raises OSError where that cannot be looked at:
+    Python's own `exists` says False of some such errors, from 3.14 on of all."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def files_below(
     directory: Path,
     *,

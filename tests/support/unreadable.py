@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -68,3 +69,24 @@ def shut(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
 
     for module, name in ((io, "open"), (os, "listdir"), (os, "scandir")):
         guard(module, name)
+
+
+def stale(monkeypatch: pytest.MonkeyPatch, place: Path, number: int = errno.ESTALE) -> None:
+    """From here on whatever lies at a place or below it answers with this error, as a server that has begun anew."""
+    away = os.path.abspath(place)
+
+    def guard(module: Any, name: str) -> None:
+        call = getattr(module, name)
+
+        def guarded(path: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(path, str | bytes | os.PathLike):
+                asked = os.path.abspath(os.fsdecode(path))
+                if asked == away or asked.startswith(f"{away}/"):
+                    raise OSError(number, os.strerror(number), asked)
+            return call(path, *arguments, **named)
+
+        monkeypatch.setattr(module, name, guarded)
+
+    for name in ("stat", "lstat", "open", "listdir", "scandir", "readlink"):
+        guard(os, name)
+    guard(io, "open")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankzero.directories import files_below, why_not_writable
-from tests.support.unreadable import refuse
+from rankzero.directories import files_below, there, why_not_writable
+from tests.support.unreadable import refuse, stale
 
 
 @pytest.fixture
@@ -78,3 +78,11 @@ def test_a_file_system_that_does_not_say_how_long_a_name_may_be(
     assert why_not_writable(tmp_path / ("x" * 300)) is not None
     monkeypatch.setattr(os, "pathconf", pathconf)
     assert why_not_writable(tmp_path / "run") is None
+
+
+def test_what_cannot_be_looked_at_is_neither_there_nor_not(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert there(tree / "in") and there(tree / "nowhere") and there(tree / "pipe")
+    assert not there(tree / "none") and not there(tree / "a" / "below")
+    stale(monkeypatch, tree / "in")
+    with pytest.raises(OSError, match="Stale file handle"):
+        there(tree / "in" / "b")

@@ -163,10 +163,13 @@ class RunDir:
         return directory.parent == self.checkpoints and _STEP.fullmatch(directory.name) is not None
 
     def committed_steps(self) -> list[int]:
-        """Steps that have a checkpoint directory under its final name, newest first. Says nothing of their content."""
-        if not self.checkpoints.is_dir():
+        """Steps that have a checkpoint directory under its final name, newest first. Says nothing of their content.
+        Raises OSError where it cannot be seen which there are: none would be a run that begins."""
+        try:
+            with os.scandir(self.checkpoints) as entries:
+                matches = [_STEP.fullmatch(entry.name) for entry in entries if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        matches = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.iterdir() if entry.is_dir())
         return sorted((int(match.group(1)) for match in matches if match), reverse=True)
 
     def set_aside(self, step: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import FORMAT, SEAL, NotReadError, commit_directory
 from rankzero.run_dir.paths import RunDir
 from tests.support.runs import small_spec
+from tests.support.unreadable import stale
 
 
 @pytest.fixture
@@ -90,3 +92,20 @@ def test_a_result_is_made_of_the_best_or_later_where_that_is_only_away(
     assert run_dir.committed_steps() == [6, 4, 2]
     run_dir.checkpoint(2).rename(tmp_path / "step-2")  # as the hint says
     assert chosen_step(spec, run_dir, position) == 4
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["as it is", "as in Python 3.14"])
+def test_a_volume_that_is_away_is_no_run_that_begins(
+    blind: bool, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Python says of whether there is a directory depends on its version: from 3.14 on `False` of every error."""
+    if blind:
+        monkeypatch.setattr(Path, "is_dir", lambda path: os.path.isdir(path))
+    with monkeypatch.context() as patch:
+        stale(patch, run_dir.checkpoints)
+        with pytest.raises(OSError, match="Stale file handle"):
+            find_checkpoints(run_dir, lambda _: None)
+    assert run_dir.committed_steps() == [6, 4, 2]
+    assert not RunDir(run_dir.root / "none").committed_steps()
+    run_dir.report.write_text("{}")
+    assert not RunDir(run_dir.report).committed_steps(), "a file is no run"
