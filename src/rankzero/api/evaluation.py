@@ -3,7 +3,6 @@ terminal."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -312,12 +311,8 @@ def _why_not_kept(
 def _keep(run_dir: RunDir, new: Mapping[str, Any], asked: Mapping[str, str]) -> None:
     """Raises StorageError."""
     from rankzero.run_dir.atomic import write_json
-    from rankzero.run_dir.evaluation import BASE_MODEL, of_this_base, together
+    from rankzero.run_dir.evaluation import BASE_MODEL, kept_scores, of_this_base, together
     from rankzero.run_dir.setting import about_result
 
-    try:
-        kept = json.loads(run_dir.evaluation.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        kept = {}
-    kept = of_this_base(kept if isinstance(kept, dict) else {}, {**about_result(run_dir), **asked})
+    kept = of_this_base(kept_scores(run_dir.evaluation), {**about_result(run_dir), **asked})
     write_json(run_dir.evaluation, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})

@@ -30,7 +30,9 @@ from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import NotReadError, read_manifest, stage_name, storage_errors, verify_directory
+from rankzero.run_dir.intact import not_now
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import MOVED_OUT
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import becomes_best, makes_progress
 
@@ -105,12 +107,6 @@ class Found:
     """Steps of checkpoints that are not what was saved."""
 
 
-_LATER = (
-    "give the same command again; where it stays so, move this checkpoint out of checkpoints/: the run goes on from "
-    "the one before"
-)
-
-
 def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
     """Look for the checkpoint to continue from; each damaged one is spoken of. Of those that are older than the one
     found, manifests and sizes are looked at, and nothing else is read."""
@@ -122,8 +118,7 @@ def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
             newest = newest or manifest
         except NotReadError as error:
             if newest is None:  # an older one would be gone on from, and this one's steps made again
-                problem = error.problems[0]
-                raise NotReadError(problem.what, where=problem.where, hint=problem.hint or _LATER) from error
+                raise not_now(error, MOVED_OUT) from error
             notice(f"checkpoint step-{step} is left as it is: {error}")
         except StorageError as error:
             notice(f"checkpoint step-{step} is damaged and is not used: {error}")

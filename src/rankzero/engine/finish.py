@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankzero.directories import there
 from rankzero.engine.card import result_card
 from rankzero.engine.checkpoint import Position, evaluation_of
 from rankzero.engine.console import logger
@@ -33,8 +34,8 @@ from rankzero.run_dir.atomic import (
     written_files,
 )
 from rankzero.run_dir.card import CARD, card_text
-from rankzero.run_dir.evaluation import of_the_base, of_this_base
-from rankzero.run_dir.intact import verify_result, weights_of
+from rankzero.run_dir.evaluation import kept_scores, of_the_base, of_this_base
+from rankzero.run_dir.intact import not_now, verify_result, weights_of
 from rankzero.run_dir.kept_aside import keep_aside
 from rankzero.run_dir.lease import exclusive_if_free
 from rankzero.run_dir.paths import RunDir
@@ -94,10 +95,10 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         about |= {name: run.manifest_meta[name] for name in IDENTITIES}
         weights = written_files(staged, sorted(staged.glob("*.safetensors")))
         with scores_kept_still(run.run_dir):
-            if weights != weights_of(run.run_dir.final):
-                leave_out_scores(run.run_dir, run.manifest_meta)
             if run.lease is not None:
                 run.lease.check()
+            if weights != weights_of(run.run_dir.final):
+                leave_out_scores(run.run_dir, run.manifest_meta)
             keep, said = keep_aside(run.run_dir.final, staged)
             if said:
                 logger.warning("[RESULT] %s", said)
@@ -123,21 +124,16 @@ def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:
     what checkpoints say `about` the run. Files are emptied, not removed: copies in object stores follow. The merged
     model's own directory keeps what merge.json says of it."""
     try:
-        kept = json.loads(run_dir.evaluation.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        kept = kept_scores(run_dir.evaluation)
+    except StorageError as error:  # a result is not kept back for what somebody else has closed
+        logger.warning("[RESULT] %s: scores in it may be of another result than final/", error)
         kept = {}
-    if isinstance(kept, dict) and kept and (left := of_the_base(of_this_base(kept, about))) != kept:
+    if kept and (left := of_the_base(of_this_base(kept, about))) != kept:
         write_json(run_dir.evaluation, left)
         words = "[RESULT] final/ is another result than was measured: eval.json has no scores of it yet"
         logger.info("%s (`rankzero eval %s`)", words, shlex.quote(str(run_dir.root)))
     if run_dir.merge.is_file():
         write_json(run_dir.merge, {})
-
-
-_LATER = (
-    "give the same command again; where it stays so, move this checkpoint out of checkpoints/: the result is made from "
-    "the next best"
-)
 
 
 def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
@@ -158,8 +154,8 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
             try:
                 verify_directory(run_dir.checkpoint(step))
             except NotReadError as error:  # another one would be the result from now on
-                problem = error.problems[0]
-                raise NotReadError(problem.what, where=problem.where, hint=problem.hint or _LATER) from error
+                out = "move this checkpoint out of checkpoints/: the result is made from the next best"
+                raise not_now(error, out) from error
             except StorageError as error:
                 logger.warning("[RESULT] the checkpoint of step %d is damaged and is not used: %s", step, error)
                 if run_dir.checkpoint(step).is_dir():
@@ -175,14 +171,21 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
 
 
 def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int) -> dict[str, Any] | None:
-    """The report of a run that has nothing left to do; None where there is something."""
+    """The report of a run that has nothing left to do; None where there is something. Raises NotReadError where what is
+    there cannot be read now: else it would be made again, and what was measured of it be dropped."""
+    out = "move final/ away: it is made anew from its checkpoint"
     try:
-        if not (run_dir.final / MANIFEST).is_file():
+        if not there(run_dir.final / MANIFEST):
             return None
         verify_result(run_dir.final)
         report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
-    except (StorageError, OSError, ValueError):
+    except NotReadError as error:
+        raise not_now(error, out) from error
+    except (StorageError, FileNotFoundError, ValueError):
         return None
+    except OSError as error:
+        found = NotReadError(f"it cannot be read: {error.strerror or error}", where=str(run_dir.final.parent))
+        raise not_now(found, out) from error
     was: dict[str, Any] = report.get("spec", {})
     if report.get("steps") != last_step or _choice(was.get("checkpoint", {})) != _choice(dict(spec.checkpoint)):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from rankzero import __version__
@@ -17,6 +16,7 @@ from rankzero.engine.setup import Session
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cpu_kind
 from rankzero.model.source import weights_fingerprint
+from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
 from rankzero.run_dir.setting import newest_manifest
@@ -79,11 +79,14 @@ def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: 
 
 
 def kept_summary(run_dir: RunDir) -> dict[str, Any]:
-    """What the directory says of the rows of its run; {} where it says nothing."""
-    with suppress(OSError, ValueError):
-        found = json.loads(run_dir.data.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
+    """What the directory says of the rows of its run; {} where it says nothing. Raises StorageError where it cannot be
+    read now."""
+    with storage_errors(run_dir.data):
+        try:
+            found = json.loads(run_dir.data.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+    return found if isinstance(found, dict) else {}
 
 
 def rows_alike(kept: Mapping[str, Any], inputs: Inputs) -> frozenset[str]:

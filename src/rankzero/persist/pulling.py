@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from rankzero.directories import there
 from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
 from rankzero.persist.objects import inside
 from rankzero.persist.sending import is_plain
@@ -24,6 +25,7 @@ from rankzero.persist.sources import Source
 from rankzero.run_dir.atomic import (
     MANIFEST,
     TEMPORARY_PREFIX,
+    NotReadError,
     faults,
     file_sha256,
     fsync_path,
@@ -115,11 +117,11 @@ class _Pull:
         root = self._run_dir.root
         if (held := holder(root, perhaps=True)) is not None:
             raise StorageError(f"{held} trains in this directory", where=str(root), hint="give another --output")
-        spec = self._run_dir.spec
-        if not spec.is_file():
+        ours = _bytes(self._run_dir.spec)
+        if not ours:
             return
         theirs = self._read("run.yaml", names.get("run.yaml", 0))
-        problems = self._differences(spec.read_bytes(), theirs, names)
+        problems = self._differences(ours, theirs, names)
         if problems:
             hint = "give another --output, or move that run away"
             raise ConfigError([Problem("this directory holds another run", str(root), hint), *problems])
@@ -150,8 +152,12 @@ class _Pull:
         """Of the newest checkpoint, which says most of what the run is, or of the result; {} where there is neither."""
         newest = newest_manifest(self._run_dir)
         if newest is None:
-            with suppress(StorageError):
+            try:
                 newest = read_manifest(self._run_dir.final)
+            except NotReadError:  # what is here may be another run's
+                raise
+            except StorageError:
+                pass
         return newest or {}
 
     def _manifest_there(self, names: Mapping[str, int]) -> Mapping[str, Any]:
@@ -310,7 +316,8 @@ def _steps(names: Iterable[str]) -> set[int]:
 
 
 def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    with storage_errors(path):
+        return path.read_bytes() if there(path) else b""
 
 
 def _spec(text: bytes) -> RunSpec | None:

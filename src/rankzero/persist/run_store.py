@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankzero.directories import there
 from rankzero.errors import ConfigError, StorageError
 from rankzero.persist.objects import store_errors
 from rankzero.persist.sending import Sender, is_plain, state
 from rankzero.persist.stored_copy import StoredCopy, TakenError, checkpoint_name, committed_in, sizes_fit
 from rankzero.run_dir.atomic import (
     MANIFEST,
+    NotReadError,
     faults,
     put_back_displaced,
     read_manifest,
@@ -160,11 +162,15 @@ class RunStore:
         try:
             if read_manifest(final) == self._copy.manifest(FINAL) and not faults(final, read_manifest(final)):
                 return
+        except NotReadError:
+            raise
         except StorageError:
             pass  # there is none here, or it is damaged
         with self._fetched(FINAL, names) as staged:
             try:
                 verify_result(staged)
+            except NotReadError:
+                raise
             except StorageError as error:
                 say(f"the result in {self.url} is damaged and is not used: {error}")
                 return
@@ -176,7 +182,7 @@ class RunStore:
 
     def _bring_checkpoint(self, step: int, names: Mapping[str, int], say: Callable[[str], None]) -> bool:
         """False where its bytes are not those that were saved, which is spoken of. Raises what keeps it from coming:
-        a disk that is full here is no damage there."""
+        a disk here that is full, or cannot be read for a moment, is no damage there."""
         name, place = checkpoint_name(step), self._run_dir.checkpoint(step)
         manifest = self._copy.manifest(name)
         if manifest is None or not sizes_fit(manifest, name, names):
@@ -184,6 +190,8 @@ class RunStore:
         with self._fetched(name, names) as staged:
             try:
                 verify_directory(staged)
+            except NotReadError:
+                raise
             except StorageError as error:
                 return self._is_damaged(step, str(error), say)
             with storage_errors(place):
@@ -269,22 +277,29 @@ class RunStore:
 
 
 def whole_steps(run_dir: RunDir) -> list[int]:
-    """Steps whose checkpoints are here with all their files, by these files' sizes; newest first."""
-    return [step for step in run_dir.committed_steps() if _is_intact(run_dir, step, hashes=False)]
+    """Steps whose checkpoints are here with all their files, by these files' sizes, or cannot be read now; newest
+    first."""
+    return [step for step in run_dir.committed_steps() if not _is_damaged(run_dir, step, hashes=False)]
 
 
 def newest_intact(run_dir: RunDir) -> int | None:
-    """Of the checkpoints here; all of its bytes are read, as a start reads them anyway."""
-    return next((step for step in run_dir.committed_steps() if _is_intact(run_dir, step)), None)
+    """Of the checkpoints here; all of its bytes are read, as a start reads them anyway. Raises NotReadError where one
+    that may be it cannot be read now: it would be taken for damaged, and an older one be gone on from."""
+    return next((step for step in run_dir.committed_steps() if not _is_damaged(run_dir, step, hashes=True)), None)
 
 
-def _is_intact(run_dir: RunDir, step: int, *, hashes: bool = True) -> bool:
+def _is_damaged(run_dir: RunDir, step: int, *, hashes: bool) -> bool:
     try:
         verify_directory(run_dir.checkpoint(step), hashes=hashes)
-    except StorageError:
+    except NotReadError:
+        if hashes:
+            raise
         return False
-    return True
+    except StorageError:
+        return True
+    return False
 
 
 def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    with storage_errors(path):
+        return path.read_bytes() if there(path) else b""

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
+from rankzero.directories import there
 from rankzero.errors import ConfigError, StorageError
 from rankzero.machine import usable_cores
 
@@ -229,13 +230,13 @@ def commit_directory(
     with storage_errors(final):
         # by their names too: a network file system may list what was there a while ago
         paths = {*staged.rglob("*"), *(staged / name for name in known or {})}
-        there = {path.relative_to(staged).as_posix(): path for path in sorted(paths) if path.is_file()}
+        seen = {path.relative_to(staged).as_posix(): path for path in sorted(paths) if _is_file(path)}
         entries = dict(known or {})
-        for name in entries.keys() - there.keys():
+        for name in entries.keys() - seen.keys():
             what = f"{name}, which another process has written, is not seen here"
             raise StorageError(what, where=str(final), hint=ONE_VOLUME)
-        entries |= written_files(staged, [path for name, path in there.items() if name not in entries], durable=durable)
-        files = {name: entries[name] for name in there}
+        entries |= written_files(staged, [path for name, path in seen.items() if name not in entries], durable=durable)
+        files = {name: entries[name] for name in seen}
         manifest = staged / MANIFEST
         manifest.write_text(_sealed({"format": FORMAT, "files": files, **meta}), encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged] if durable else ():
@@ -248,11 +249,19 @@ def commit_directory(
                 fsync_path(final.parent)
 
 
+def _is_file(path: Path) -> bool:
+    """Raises OSError where nobody can tell: a manifest without it would say that it was never there."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def replace_directory(staged: Path, final: Path, *, durable: bool = True, keep: Path | None = None) -> None:
     """Rename a directory to its place. What is there is moved aside first, and removed, or stays as `keep`; where the
     place is not taken, it is put back. Of a link only the link is removed. Raises OSError."""
     displaced = keep or final.with_name(stage_name(f"old-{final.name}"))
-    if os.path.lexists(final):
+    if there(final):
         os.rename(final, displaced)
     try:
         os.rename(staged, final)
@@ -293,7 +302,7 @@ def put_back_displaced(parent: Path) -> list[str]:
     with storage_errors(parent):
         for entry in sorted(parent.iterdir()) if parent.is_dir() else ():
             match = _DISPLACED.fullmatch(entry.name)
-            if match and not (parent / match[1]).exists():
+            if match and not there(parent / match[1]):
                 os.rename(entry, parent / match[1])
                 names.append(match[1])
     return names

@@ -9,9 +9,13 @@ A task is there as `name (limit 200)`, too, where its first rows were asked besi
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+from rankzero.run_dir.atomic import storage_errors
 
 WHO = ("base", "tuned")
 BASE_MODEL = "base_model"
@@ -25,6 +29,17 @@ _OF_ONE_TIME = frozenset({*WHO, "path", "time"})
 _JUDGE = ("judge_model", "judge_best")
 _GRADES = frozenset({"judge", "judged", "without_grade"})
 """Of who answered: what a judge has said. The other scores come of the answers alone."""
+
+
+def kept_scores(path: Path) -> dict[str, Any]:
+    """What is in an eval.json; {} where there is none, or nothing that is one. Raises StorageError where it cannot be
+    read now: whoever writes it anew would drop what is in it."""
+    with storage_errors(path):
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

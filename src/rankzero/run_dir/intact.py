@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankzero.directories import there
 from rankzero.errors import Problem, StorageError
-from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.run_dir.atomic import MANIFEST, NotReadError, faults, read_manifest, storage_errors
 
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
@@ -20,9 +21,12 @@ def is_weights(name: str) -> bool:
 
 
 def weights_of(result: Path) -> dict[str, Any]:
-    """What the manifest of a result says of its weights; {} where there is none that can be read."""
+    """What the manifest of a result says of its weights; {} where there is none, or a damaged one. Raises NotReadError
+    where one is there that cannot be read now."""
     try:
         files = read_manifest(result)["files"]
+    except NotReadError:
+        raise
     except StorageError:
         return {}
     return {name: entry for name, entry in files.items() if is_weights(name)}
@@ -41,22 +45,34 @@ def verify_result(directory: Path) -> tuple[str, ...]:
     committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
 
     Without a manifest, as where someone has copied the weights alone, there is nothing to check against. Raises
-    StorageError where weights are not what was saved, a file is missing or the manifest is damaged.
+    StorageError where weights are not what was saved, a file is missing or the manifest is damaged; NotReadError where
+    nobody can tell now.
     """
     root = directory.parent if directory.name == WEIGHTS else directory
-    if not (root / MANIFEST).is_file():
-        return ()
+    with storage_errors(root):
+        if not there(root / MANIFEST):
+            return ()
     try:
         manifest = read_manifest(root)
+    except NotReadError:
+        raise
     except StorageError as error:
         raise _with_hint(error, f"delete {MANIFEST} to use the files as they are, unchecked") from error
     inside = "" if root == directory else f"{WEIGHTS}/"
     files = {name: entry for name, entry in manifest["files"].items() if name.startswith(inside)}
     found = faults(root, {"files": files})
     for name, fault in found.items():
+        if isinstance(fault, NotReadError):
+            raise fault
         if is_weights(name) or not (root / name).is_file():
             raise _with_hint(fault, _MADE_ANEW)
     return tuple(found)
+
+
+def not_now(error: NotReadError, otherwise: str) -> NotReadError:
+    """The same, with what to do about it where it does not say: wait, or, of a file that is lost, this."""
+    again = f"give the same command again; where it stays so, {otherwise}"
+    return NotReadError([Problem(one.what, one.where, one.hint or again) for one in error.problems])
 
 
 def _with_hint(error: StorageError, hint: str) -> StorageError:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rankzero.directories import there
 from rankzero.errors import Problem, StorageError
-from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, faults, file_sha256, read_manifest
+from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, faults, file_sha256, read_manifest, storage_errors
 from rankzero.run_dir.known import is_run
 from rankzero.run_dir.paths import RunDir
 
@@ -36,8 +37,9 @@ def keep_aside(final: Path, staged: Path) -> tuple[Path | None, str]:
     nobody can tell. None: nobody will miss it. And what there is to say of it, before it is done; "": nothing."""
     if final.is_symlink():  # the link alone is replaced
         return None, f"{final} was a link; what it led to stays as it is: {os.path.realpath(final)}"
-    if not os.path.lexists(final):
-        return None, ""
+    with storage_errors(final):
+        if not there(final):
+            return None, ""
     place = final.with_name(f"{KEPT}{uuid.uuid4().hex[:8]}")
     try:
         names = sorted(_others(final, staged))

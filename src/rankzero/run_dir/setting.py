@@ -14,20 +14,26 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import read_manifest
-from rankzero.run_dir.intact import require_whole
+from rankzero.run_dir.atomic import NotReadError, read_manifest
+from rankzero.run_dir.intact import not_now, require_whole
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.diff import Change, beside_prefix, compare, identity_at, name_beside, perhaps_the_same
 from rankzero.spec.local_paths import is_gone, is_there
 from rankzero.spec.run_spec import RunSpec
 
+MOVED_OUT = "move this checkpoint out of checkpoints/: the run goes on from the one before"
+"""What to do with one that can never be read again."""
+
 
 def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
-    """Of the newest checkpoint that has a readable one; its files are not verified."""
+    """Of the newest checkpoint whose manifest is not damaged; its files are not verified. Raises NotReadError where it
+    cannot be read now, since an older one may say other things."""
     for step in run_dir.committed_steps():
         try:
             return read_manifest(run_dir.checkpoint(step))
+        except NotReadError as error:
+            raise not_now(error, MOVED_OUT) from error
         except StorageError:
             continue  # spoken of when it is verified
     return None
@@ -35,9 +41,11 @@ def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
 
 def about_result(run_dir: RunDir) -> dict[str, Any]:
     """What the manifest of the result says of the run, of one of before it did that of the newest checkpoint; {} where
-    neither does: a run that was brought here has its result alone."""
+    neither does: a run that was brought here has its result alone. Raises NotReadError."""
     try:
         about = read_manifest(run_dir.final)
+    except NotReadError:
+        raise
     except StorageError:
         about = {}
     return about if "model" in about else newest_manifest(run_dir) or about

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rankzero
-from rankzero.api.evaluation import Evaluation, JudgeSpec, Listener
+from rankzero.api.evaluation import Evaluation, JudgeSpec, Listener, _why_not_kept
 from rankzero.data.prompts import Prompt
 from rankzero.data.rows.conversation import Message
 from rankzero.engine import held_out
@@ -36,6 +36,7 @@ from tests.support.cli import Cli
 from tests.support.judges import StandIn, judging
 from tests.support.pipes import read_pipe
 from tests.support.tiny import tiny_gpt2, write_jsonl
+from tests.support.unreadable import stale
 
 KEY = "sk-judge-0123456789abcdefghij"
 
@@ -314,6 +315,19 @@ def test_two_commands_keep_what_both_have_measured(tmp_path: Path) -> None:
     together_ = [subprocess.Popen(command) for command in commands]
     assert [process.wait() for process in together_] == [0, 0]
     assert len(json.loads((tmp_path / "eval.json").read_text())["sets"]) == 60
+
+
+def test_scores_that_cannot_be_read_now_are_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path)
+    one, other = (Evaluation({name: {"path": f"/x/{name}", "rows": 1, "tuned": {"exact_match": 1.0}}}) for name in "ab")
+    assert not _why_not_kept(run_dir, one, None, {}, {})
+    with monkeypatch.context() as patch:
+        stale(patch, run_dir.evaluation)
+        assert "Stale file handle" in _why_not_kept(run_dir, other, None, {}, {})
+    with monkeypatch.context() as patch:
+        stale(patch, run_dir.final)
+        assert "Stale file handle" in _why_not_kept(run_dir, other, None, {}, {}), "nobody knows of which result it is"
+    assert json.loads(run_dir.evaluation.read_text())["sets"].keys() == {"a"}
 
 
 def test_scores_are_not_credited_to_another_result(

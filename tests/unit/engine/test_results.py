@@ -41,6 +41,7 @@ from rankzero.track.tensorboard import TensorBoard
 from tests.support import runs
 from tests.support.runs import log, metrics, run_here, run_root, stop_in
 from tests.support.tiny import chat_rows
+from tests.support.unreadable import shut, stale
 
 small_spec = partial(runs.small_spec, train__micro_batch_tokens=256)
 """Two or three passes a step: of five each of the many runs here would take a fifth longer."""
@@ -409,6 +410,40 @@ def test_who_has_lost_the_directory_writes_no_result(tmp_path: Path, tiny: Path)
         run_here(spec, hooks=Hooks(saved=taken))
     assert not (root / "final").exists() and not (root / "report.json").exists()
     assert (root / "lease.json").read_text() == theirs
+
+
+def test_a_result_that_cannot_be_read_now_is_not_made_anew(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is what was measured of it dropped, which nobody could tell from what another one scored."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    report = run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    kept = {"sets": {"a": {"rows": 50, "tuned": {"exact_match": 0.42}}}}
+    run_dir.evaluation.write_text(json.dumps(kept))
+    made = run_dir.final.stat().st_ino
+    for name in ("final/manifest.json", "final/adapter_model.safetensors", "report.json"):
+        with monkeypatch.context() as patch:
+            stale(patch, run_dir.root / name)
+            with pytest.raises(StorageError, match="Stale file handle") as refused:
+                run_here(spec)
+        assert "give the same command again" in str(refused.value), name
+    assert run_here(spec)["final_step"] == report["final_step"]
+    assert run_dir.final.stat().st_ino == made and json.loads(run_dir.evaluation.read_text()) == kept
+
+
+def test_a_result_is_kept_back_by_no_scores_that_cannot_be_read(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    run_dir.evaluation.write_text("{}")
+    longer = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 2})})
+    with monkeypatch.context() as patch:
+        shut(patch, run_dir.evaluation)
+        assert run_here(longer, allow_changes=("train.max_steps",))["final_step"] == 2
+    assert "eval.json: Permission denied" in log(spec) and "may be of another result than final/" in log(spec)
 
 
 def test_a_result_is_written_while_somebody_else_evaluates_the_one_before(

@@ -12,11 +12,12 @@ from rankzero.errors import ConfigError, ServiceError, StorageError
 from rankzero.persist import pulling
 from rankzero.persist.pulling import Pulled, pull
 from rankzero.persist.sources import CommandSource, ObjectSource, Source
-from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, verify_directory
+from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, NotReadError, commit_directory, verify_directory
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import resolve, to_yaml
 from rankzero.spec.run_spec import RunSpec
+from tests.support.unreadable import stale
 from tests.support.volume import run_python
 
 SPEC = {"name": "r", "model": {"name": "o/m"}, "data": {"train": "t.jsonl"}}
@@ -200,6 +201,21 @@ def test_a_result_of_other_places_stays_where_content_does_not_tell(
         pull(source, here.root, print)
     assert (here.final / "model/model.safetensors").read_text().startswith("mine")
     assert here.spec.read_text() == spec_text(**changes)
+
+
+@pytest.mark.parametrize("of", ["result", "checkpoint"])
+def test_what_cannot_be_read_here_may_be_another_runs(
+    of: str, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the names of places alone would say that it is this one's, and its result be replaced."""
+    here = of_here(tmp_path, spec_text(), **MADE_OF)
+    if of == "checkpoint":
+        committed(here.checkpoint(3), "mine", **MADE_OF)
+    with monkeypatch.context() as patch:
+        stale(patch, here.checkpoint(3) / MANIFEST if of == "checkpoint" else here.final / MANIFEST)
+        with pytest.raises(NotReadError, match="Stale file handle"):
+            pull(source, here.root, print)
+    assert (here.final / "model/model.safetensors").read_text().startswith("mine")
 
 
 @pytest.mark.parametrize("changed", MADE_OF)

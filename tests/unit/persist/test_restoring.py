@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from rankzero.persist import copying, objects
 from rankzero.persist.pulling import pull
 from rankzero.persist.sources import ObjectSource
 from rankzero.persist.stored_copy import StoredCopy
+from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import runs_in
@@ -84,6 +86,34 @@ def test_a_checkpoint_that_is_damaged_here_comes_whole_from_there(
     assert run.steps_set_aside() == {15} and run.committed_steps() == [15, 10]
     assert (run.read_link("last"), run.read_link("best")) == (15, best)
     assert "is damaged; it is now" in said[0] and "step 15 brought back" in said[-1]
+
+
+def test_a_disk_here_that_cannot_be_read_for_a_moment_damages_nothing(
+    run: RunDir, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what was fetched, which would be replaced there by what the run does anew, nor what is here."""
+    checkpoint(run, 20)
+    store_of(run, place.as_uri()).upload()
+    run.metrics.write_text("of twenty-three")
+    own = atomic.file_sha256
+
+    def read(path: Path) -> str:
+        if "step-20" in str(path):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return own(path)
+
+    said: list[str] = []
+    empty = RunDir(tmp_path / "elsewhere" / "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "file_sha256", read)
+        copying.bring_back(run, store_of(run, place.as_uri()), said.append)
+        with pytest.raises(StorageError, match="Stale file handle(.|\n)*so nothing was started"):
+            copying.bring_back(empty, store_of(empty, place.as_uri()), print)
+    assert run.committed_steps() == [20, 10] and not run.steps_set_aside()
+    assert run.metrics.read_text() == "of twenty-three" and "Stale file handle" in said[-1]
+    assert not empty.committed_steps()
+    copying.bring_back(empty, store_of(empty, place.as_uri()), print)
+    assert empty.committed_steps() == [20] and empty.read_link("last") == 20
 
 
 @pytest.mark.parametrize("linked", ["best", "none"])

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from rankzero.run_dir.atomic import commit_directory
+from rankzero.run_dir.atomic import MANIFEST, NotReadError, commit_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import has_moved, is_finished, settled
 from rankzero.spec.diff import Change, name_beside
 from rankzero.spec.resolve import resolve, spec_hash
 from rankzero.spec.run_spec import RunSpec
+from tests.support.unreadable import stale
 
 
 def spec(root: Path, *, resume: str = "new", epochs: int = 1, **more: Any) -> RunSpec:
@@ -200,3 +201,17 @@ def test_a_result_that_is_damaged_finishes_no_run(damage: str, tmp_path: Path) -
     elif damage == "lost":
         (run_dir.final / "tokenizer.json").unlink()
     assert is_finished(run_dir, run) is (damage in ("none", "edited"))
+
+
+def test_what_cannot_be_read_now_moves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another setting's checkpoint: the run would take its place, or be refused there, instead of going beside it."""
+    save(spec(tmp_path))
+    other = spec(tmp_path, epochs=3)
+    beside = settled(other).name
+    assert beside != "r"
+    with monkeypatch.context() as patch:
+        stale(patch, tmp_path / "r" / "checkpoints" / "step-5" / MANIFEST)
+        with pytest.raises(NotReadError, match="Stale file handle") as refused:
+            settled(other)
+    assert "the one before" in refused.value.problems[0].hint
+    assert settled(other).name == beside
