@@ -164,7 +164,7 @@ class Saver:
                 staged.mkdir(parents=True, exist_ok=True)
                 write_json(generators, contents.generators)
         except (StorageError, OSError) as error:
-            failure = str(error)
+            failure = _not_saved(error)
         # before a rank waits for one that left
         found = self._agree(failure, (contents.tensors.nbytes, contents.tensors.not_finite()), staged)
         needed = sum(nbytes for nbytes, _ in found)
@@ -180,18 +180,23 @@ class Saver:
                     write_json(staged / "trainer.json", {"position": asdict(contents.position)})
             entries = written_files(staged, [generators, *written_by(world.rank, staged)])
         except (StorageError, OSError) as error:
-            failure = str(error)
+            failure = _not_saved(error)
         known = {file: entry for part in self._agree(failure, entries, staged) for file, entry in part.items()}
         if world.is_main and self._lease is not None:
+            committed = False
             try:
                 with storage_errors(self._run_dir.metrics), suppress(FileNotFoundError):
                     fsync_path(self._run_dir.metrics)  # no checkpoint of steps whose lines a power cut takes
                 self._lease.check()
                 final = self._run_dir.checkpoint(step)
                 commit_directory(staged, final, {**self._meta, "step": step}, known=known)
+                committed = True
                 self._point_to(contents.position)
             except StorageError as error:
-                failure = str(error)
+                done = (
+                    f"the checkpoint of step {step} is saved; `best`, `last` and older ones are not as they should be"
+                )
+                failure = f"{done}\n{error}" if committed else _not_saved(error)
         self._agree(failure, None, staged)
 
     def _point_to(self, position: Position) -> None:
@@ -206,8 +211,12 @@ class Saver:
         failures = [text for text, _ in told if text]
         if failures:
             shutil.rmtree(staged, ignore_errors=True)
-            raise StorageError(f"the checkpoint was not saved; older ones are intact\n{failures[0]}")
+            raise StorageError(failures[0])
         return [value for _, value in told]
+
+
+def _not_saved(error: Exception) -> str:
+    return f"the checkpoint was not saved; older ones are intact\n{error}"
 
 
 def not_finite_error(step: int, names: Sequence[str]) -> NonFiniteError:

@@ -134,6 +134,20 @@ def test_weights_that_are_not_finite_push_out_no_checkpoint(value: float, runnin
     assert run_dir.committed_steps() == [4, 2]
 
 
+def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, _, run_dir, _, go_on = running
+    go_on.set()
+
+    def fails(*_given: object, **_named: object) -> None:
+        raise StorageError("Input/output error")
+
+    monkeypatch.setattr(saving, "prune_checkpoints", fails)
+    saver.save(Position(step=1))
+    with pytest.raises(StorageError, match="^the checkpoint of step 1 is saved; .*\nInput/output error"):
+        saver.wait()
+    assert run_dir.committed_steps() == [1] and run_dir.read_link("last") == 1
+
+
 def test_lines_of_the_steps_are_on_the_disk_before_their_checkpoint_is(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
