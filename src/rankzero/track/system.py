@@ -24,7 +24,10 @@ class Sampler:
 
     def __init__(self, path: Path, disk: Path) -> None:
         self._path, self._disk = path, disk
-        self._number = sum(1 for _ in path.open("rb")) if path.is_file() else 0
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        self._number = len(lines)
+        self._first = b"\n" if lines and not lines[-1].endswith(b"\n") else b""
+        """What ends a line that a kill has cut off."""
         self._before = _processor_times()
         self._smi = shutil.which("nvidia-smi")
 
@@ -39,9 +42,9 @@ class Sampler:
         row |= _memory() | self._gpus()
         usage = shutil.disk_usage(self._disk)
         row["disk_usage_percentage"] = round(100 * usage.used / usage.total, 1) if usage.total else 0.0
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        self._number += 1
+        with self._path.open("ab") as file:
+            file.write(self._first + json.dumps(row).encode() + b"\n")
+        self._number, self._first = self._number + 1, b""
 
     def _gpus(self) -> dict[str, float]:
         if self._smi is None:
