@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -36,15 +37,15 @@ def sync(
     modules = server_modules(spec.tracking)
     if not modules:
         raise ConfigError("this run sends its numbers to no server", where=str(run_dir.spec), hint="see `tracking`")
-    missing = [problem for module in modules.values() for problem in module.problems(os.environ)]
-    if missing:
-        raise ConfigError(missing)
+    found = {name: module.problems(os.environ) for name, module in modules.items()}
+    missing = [replace(problem, where=f"tracking.{name}") for name, some in found.items() for problem in some]
+    able = {name: module for name, module in modules.items() if not found[name]}
     failed = []
     with only_sender(run_dir) as alone:
         if not alone:
             hint = "it sends by itself while it runs; see tracking/ in its directory"
             raise StorageError("this run's numbers are being sent by another process", where=run, hint=hint)
-        for name, module in modules.items():
+        for name, module in able.items():
             delivery = Delivery(name, module.connect, run_dir, spec)
             try:
                 delivery.round()
@@ -52,5 +53,7 @@ def sync(
                 failed.append(Problem(str(delivery.sent.error), name, "give the same command again later"))
             else:
                 typer.echo(f"{name} has everything of this run: {delivery.sent.link}")
+    if missing:  # of both kinds the exit code is that of what never mends itself
+        raise ConfigError([*missing, *failed])
     if failed:
         raise ServiceError(failed)
