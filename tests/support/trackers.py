@@ -33,10 +33,14 @@ class MemoryServer:
         self.requests = 0
         self.failing: dict[int, str] = {}
         """By the number of the request: `before` or `after`."""
+        self.refused: set[str] = set()
+        """Kinds, or `end`: it answers, and takes none of them."""
 
     @contextmanager
-    def _request(self) -> Iterator[None]:
+    def _request(self, what: str = "") -> Iterator[None]:
         self.requests += 1
+        if what in self.refused:
+            raise ValueError(f"{what} is too much")
         moment = self.failing.get(self.requests)
         if moment == "before":
             raise ConnectionError("the server is away")
@@ -56,11 +60,11 @@ class MemoryServer:
             return {(step, name) for step, name in asked if (kind, step, name) in self.points}
 
     def send(self, kind: Kind, rows: Sequence[Row]) -> None:
-        with self._request():
+        with self._request(kind):
             self.points.update((kind, row["step"], name) for row in rows for name in numbers(row))
 
     def end(self, ended: Ending | None) -> None:
-        with self._request():
+        with self._request("end"):
             self.ended.append(ended)
 
 

@@ -20,7 +20,7 @@ from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending, read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
-from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of
+from rankzero.track.server import Kind, NoAnswerError, Row, RunFacts, numbers, place_of
 
 HOST, PUBLIC_KEY, SECRET_KEY = "LANGFUSE_HOST", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"
 TRACES, SCORES = "/api/public/otel/v1/traces", "/api/public/scores"
@@ -211,7 +211,7 @@ class LangfuseTrace:
         try:
             response = self._http.post(self._host + path, json=body)
         except self._failures as error:
-            raise ServiceError(
+            raise NoAnswerError(
                 f"no answer: {error or type(error).__name__}", where=without_secrets(self._host)
             ) from error
         where = without_secrets(self._host + path)

@@ -167,7 +167,13 @@ class MlflowRun:
         self._client.set_tag(self._run, TABLES_TAG, text)
 
     def end(self, ended: Ending | None) -> None:
-        """As in `Server`. Files are written over, so that sending them again changes nothing."""
+        """As in `Server`. Files are written over, so that sending them again changes nothing; what takes them may be
+        another server, which is none of how the run ended."""
+        status = _STATUS[ended]
+        if ended is None:
+            self._client.update_run(self._run, status=status)
+        else:
+            self._client.set_terminated(self._run, status=status)
         if ended == "finished" and self._directory is not None:
             run = self._directory
             for path in (run.spec, run.environment, run.report, run.goodput):
@@ -175,11 +181,6 @@ class MlflowRun:
                     self._client.log_artifact(self._run, str(path))
             if (run.final / "adapter_config.json").is_file():
                 self._adapter(run.final)
-        status = _STATUS[ended]
-        if ended is None:
-            self._client.update_run(self._run, status=status)
-        else:
-            self._client.set_terminated(self._run, status=status)
 
     def _adapter(self, final: Path) -> None:
         """The adapter in final/ as a logged model of this run; one that an earlier attempt began is gone on with. A run

@@ -18,9 +18,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -30,13 +29,14 @@ from typing import Any
 from rankzero.errors import StorageError
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
+from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.stderr import write_stderr
-from rankzero.track.server import Row, RunFacts, Server, shown
+from rankzero.track.server import NoAnswerError, Row, RunFacts, Server, shown
 from rankzero.track.spool import EVERY, KINDS, Sent, Spool, last_end, path_of, setting_hash
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
-from rankzero.wording import printable
+from rankzero.wording import listed, printable
 
 LOCK = ".lock"
 """In tracking/: who sends has it."""
@@ -74,6 +74,25 @@ class OvertakenError(Exception):
     """The note is another run's by now, which was begun in this directory while this sender was still busy."""
 
 
+class RefusedError(Exception):
+    """A server that answers takes some of what it is sent, and not these."""
+
+    def __init__(self, what: Sequence[str], error: Exception) -> None:
+        super().__init__(f"{listed(what)} refused: {type(error).__name__}: {error}")
+        self.what, self.error = tuple(what), error
+
+
+@contextmanager
+def asked(what: str) -> Iterator[None]:
+    """What a server does not take is RefusedError of this; that there is none stays what it is."""
+    try:
+        yield
+    except (NoAnswerError, ConnectionError, TimeoutError):
+        raise
+    except Exception as error:  # a tracker's client has exceptions of its own
+        raise RefusedError([what], error) from error
+
+
 class Delivery:
     """One run's numbers on their way to one server."""
 
@@ -90,15 +109,15 @@ class Delivery:
         self._has_read = False
 
     def round(self) -> None:
-        """Send all that there is. Raises what a server's client or the disk raises, after noting it, and OvertakenError
-        where there is no more to be done."""
+        """Send all that there is. Raises RefusedError where a server has not taken all of it, or what its client or the
+        disk raises, after noting it; OvertakenError where there is no more to be done."""
         try:
             self._round()
         except OvertakenError:
             raise
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            self.sent.error = printable(self._redact(reason))[:LONGEST_REASON]
+            reason = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
+            self.sent.error = printable(self._redact(" ".join(reason.split())))[:LONGEST_REASON]
             self._server = None  # connections and what was cached of them are the first suspects
             if self._has_read:  # else it would be written over: what a server has would go there again
                 with suppress(StorageError, ValueError):
@@ -113,17 +132,41 @@ class Delivery:
                 raise OvertakenError(str(self._path))
             self.sent, self._has_read = read, True
             self._server = self._begin()
-        end = ended, begun = last_end(self._run_dir)
-        for kind in KINDS:
-            while self._batch(kind, self._server):
-                pass
-        # Of a run that was killed, who begins tells what the one before it may not have come to tell.
-        is_new = end != (self.sent.ended, self.sent.ended_start) or (is_first and ended is None)
+        # Of a run that was killed, who begins tells what the one before it may not have come to tell; where something
+        # failed, to begin again may have opened a run that had ended.
+        told = None if is_first and self.sent.error is not None else (self.sent.ended, self.sent.ended_start)
+        end = last_end(self._run_dir)
+        refused = self._rows(self._server)
+        is_new = end != told or (is_first and end[0] is None)
         if is_new:
-            self._server.end(ended)
+            refused += self._end(self._server, *end)
+        if refused:
+            raise RefusedError([what for one in refused for what in one.what], refused[0].error)
         if is_new or self.sent.error is not None:
-            self.sent = replace(self.sent, ended=ended, ended_start=begun, error=None)
+            self.sent.error = None
             self._note()
+
+    def _rows(self, server: Server) -> list[RefusedError]:
+        """Send what there is of each kind; what was refused. Raises what the client raises of a server that is away."""
+        refused = []
+        for kind in KINDS:
+            try:
+                while self._batch(kind, server):
+                    pass
+            except RefusedError as error:
+                refused.append(error)
+                self._find(server)
+        return refused
+
+    def _end(self, server: Server, ended: Ending | None, begun: float | None) -> list[RefusedError]:
+        """As `_rows`: how the run has ended."""
+        try:
+            with asked("the end"):
+                server.end(ended)
+        except RefusedError as error:
+            return [error]
+        self.sent.ended, self.sent.ended_start = ended, begun
+        return []
 
     def _begin(self) -> Server:
         server = self._connect(self._run_dir)
@@ -141,12 +184,16 @@ class Delivery:
         if self.sent.spec is None or self.sent.place is None:
             self.sent.spec, self.sent.place = self.sent.spec or setting_hash(self._spec), server.place
             self._note()  # the key, before anything carries it
+        self._find(server)
+        return server
+
+    def _find(self, server: Server) -> None:
+        """The run there, which is made where it is not."""
         facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
         there = server.begin(facts, self.sent.key, self.sent.there)
         if (there, server.link) != (self.sent.there, self.sent.link):
             self.sent.there, self.sent.link = there, server.link
             self._note()
-        return server
 
     def _note(self) -> None:
         """Write down what the server has. The start of another run waits for no lock. Raises StorageError,
@@ -160,14 +207,15 @@ class Delivery:
 
     def _batch(self, kind: Any, server: Server) -> bool:
         """Send the next rows of a kind. Returns whether there were any."""
-        sent = self.sent
+        sent, name = self.sent, path_of(kind, self._run_dir).name
         last = sent.last.get(kind, -1)
         rows = self._spools[kind].after(last, frozenset(sent.names) if kind == "metrics" else frozenset())
         if not rows:
             return False
         wanted, doubtful = rows, sent.unsure.get(kind, -1)
-        if asked := [row for row in rows if row["step"] <= doubtful]:
-            known = server.known(kind, asked)
+        if perhaps := [row for row in rows if row["step"] <= doubtful]:
+            with asked(name):
+                known = server.known(kind, perhaps)
             wanted = without(rows, known)
             if doubtful == EVERY and not known:  # steps are sent in their order: it has no later ones either
                 doubtful = -1
@@ -175,7 +223,8 @@ class Delivery:
             sent.unsure[kind] = rows[-1]["step"]
             self._note()
         if wanted:
-            server.send(kind, list(shown(wanted, self._redact)) if kind == "samples" else wanted)
+            with asked(name):
+                server.send(kind, list(shown(wanted, self._redact)) if kind == "samples" else wanted)
         if kind == "metrics":
             before = sent.names if rows[-1]["step"] == last else []
             sent.names = sorted({*before, *rows[-1]})
@@ -226,20 +275,23 @@ def say(text: str) -> None:
 
 
 def keep_sending(delivery: Delivery, over: threading.Event) -> None:
-    """Rounds until one that began after the run was over. What fails is said once, until something succeeds."""
-    pause, told = POLL_SECONDS, False
+    """Rounds until one that began after the run was over. What fails is said once, until it succeeds."""
+    pause, told = POLL_SECONDS, frozenset[str]()
     while True:
         last = over.is_set()
         try:
             delivery.round()
-            pause, told = POLL_SECONDS, False
+            pause, told = POLL_SECONDS, frozenset()
         except OvertakenError:
             return
-        except Exception:  # noted by the delivery; a tracker's client has exceptions of its own
+        except Exception as error:  # noted by the delivery; a tracker's client has exceptions of its own
             pause = RETRY_SECONDS[0] if pause == POLL_SECONDS else min(2 * pause, RETRY_SECONDS[1])
-            if not told and not last:
-                say(f"{delivery.name} takes no numbers; they are kept, and sent later: {delivery.sent.error}")
-            told = True
+            refused = error.what if isinstance(error, RefusedError) else ()
+            failed = frozenset(refused or ["everything"])
+            if not failed <= told and not last:
+                how = "does not take all of it; what it lacks is" if refused else "takes no numbers; they are"
+                say(f"{delivery.name} {how} kept, and sent later: {delivery.sent.error}")
+            told = failed if refused else told | failed
         if last:
             return
         over.wait(pause)

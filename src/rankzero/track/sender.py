@@ -159,6 +159,6 @@ def _left(run_dir: RunDir, name: str) -> str | None:
     reason = f" ({sent.error})" if sent.error else ""
     if steps:
         return f"{steps} step{'s' * (steps != 1)} not sent yet{reason}"
-    if sent.ended is None or end != (sent.ended, sent.ended_start) or sent.error:
+    if sent.ended is None or end != (sent.ended, sent.ended_start):
         return f"the end of the run not sent yet{reason}"
-    return None
+    return f"not all of it is sent yet{reason}" if sent.error else None

@@ -1,7 +1,8 @@
 """What a tracker on a server is asked to do. Knows no tracker, and neither who calls it nor when.
 
 All of it is called in a process of its own (`send.py`), so that a server may be slow, dead or wrong. What fails raises
-whatever it likes: it is tried again later.
+whatever it likes: it is tried again later. Where that is no NoAnswerError, ConnectionError or TimeoutError, and the
+server lets the run begin again, it has refused this kind alone, and is given the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from rankzero.errors import ServiceError
 from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
@@ -22,6 +24,10 @@ samples, all of a step are one row: `samples` has them."""
 _USER = re.compile(r"//[^/@]*@")
 """Of a URL: who asks, and by which password."""
 NOT_PLOTTED = frozenset({"step", "time", "epoch"})
+
+
+class NoAnswerError(ServiceError):
+    """There is no server: nothing else would be answered either."""
 
 
 @dataclass(frozen=True, slots=True)

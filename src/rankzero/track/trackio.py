@@ -22,7 +22,7 @@ from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.protocol import plotted_as
-from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of
+from rankzero.track.server import Kind, NoAnswerError, Row, RunFacts, numbers, place_of
 
 WANTS_SYSTEM = True
 PROJECT = "rankzero"
@@ -132,7 +132,7 @@ def _on_server(url: str, token: str) -> Store:
         try:
             response = http.post(f"{url}/api/{how}", json={"args": [], "kwargs": {"logs": entries, "hf_token": None}})
         except httpx2.HTTPError as error:
-            raise ServiceError(f"no answer: {error or type(error).__name__}", where=where) from error
+            raise NoAnswerError(f"no answer: {error or type(error).__name__}", where=where) from error
         if not response.is_success:
             raise ServiceError(f"answered {response.status_code}: {response.text[:100]}", where=where)
         try:

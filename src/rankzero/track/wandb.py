@@ -158,12 +158,12 @@ class WandbRun:
 
         if not self._has_table:
             rows = [*(row for row in self._all_answers() if row["step"] < rows[0]["step"]), *rows]
-        self._has_table = True
         samples = [sample for row in rows for sample in row["samples"]]
         columns = list(dict.fromkeys(column for sample in samples for column in sample))
         data = [[sample.get(column) for column in columns] for sample in samples]
         table = wandb.Table(columns=columns, data=data)
         run.log({"samples": table}, step=self._next if self._last is None else self._last)
+        self._has_table = True
 
     def _all_answers(self) -> list[Row]:
         return list(shown(_all_of(Spool(self._directory.samples, joined="samples")), Redactor(os.environ)))
@@ -179,11 +179,19 @@ class WandbRun:
             run.summary["saved_step"] = saves[-1]["step"]
 
     def end(self, ended: Ending | None) -> None:
-        """As in `Server`. Returns when W&B has everything; for a run that goes on later it is closed there too."""
-        run = self._open()
-        self._give_again(run)
-        if ended is None:
-            return
+        """As in `Server`. Returns when W&B has everything; for a run that goes on later it is closed there too. What
+        cannot be given again is raised when the run is closed."""
+        run, failure = self._open(), None
+        try:
+            self._give_again(run)
+        except Exception as error:  # the library has exceptions of its own
+            failure = error
+        if ended is not None:
+            self._close(run, ended)
+        if failure is not None:
+            raise failure
+
+    def _close(self, run: Any, ended: Ending) -> None:
         if ended == "finished" and self._directory.report.is_file():
             report = json.loads(self._directory.report.read_text(encoding="utf-8"))
             run.summary.update({name: report[name] for name in _SUMMARY if report.get(name) is not None})

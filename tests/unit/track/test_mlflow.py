@@ -27,6 +27,7 @@ class Client:
         self.tags: dict[str, str] = {}
         self.params: dict[str, str] = {}
         self.files: list[str] = []
+        self.status = "RUNNING"
 
     def get_run(self, run: str) -> Any:
         return SimpleNamespace(
@@ -43,6 +44,12 @@ class Client:
 
     def log_text(self, _run: str, _text: str, name: str) -> None:
         self.files.append(name)
+
+    def set_terminated(self, _run: str, status: str) -> None:
+        self.status = status
+
+    def log_artifact(self, _run: str, path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
 
 
 @pytest.fixture
@@ -95,3 +102,11 @@ def test_a_setting_that_is_as_it_was_again_is_said_to_be(run: MlflowRun, tmp_pat
         run.begin(RunFacts("r", RunDir(tmp_path), {"train.learning_rate": rate, "train.seed": "1"}), "key", "run")
         assert client.params == {"train.learning_rate": "1e-4", "train.seed": "1"}
         assert client.tags == ({} if now is None else {"now.train.learning_rate": now})
+
+
+def test_a_run_whose_files_are_refused_has_ended_all_the_same(run: MlflowRun, tmp_path: Path) -> None:
+    """As where the server names a directory of its own for them, which is not here."""
+    RunDir(tmp_path).spec.write_text("name: r")
+    with pytest.raises(PermissionError):
+        run.end("finished")
+    assert run._client.status == "FINISHED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,9 +19,9 @@ from hypothesis import strategies as st
 from rankzero.engine.metrics import MetricsLog
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from rankzero.track.send import Delivery, OvertakenError, only_sender, settings_of
+from rankzero.track.send import Delivery, OvertakenError, RefusedError, keep_sending, only_sender, settings_of
 from rankzero.track.server import Kind, Row, place_of
-from rankzero.track.spool import BATCH_ROWS, Sent, Spool, unsent
+from rankzero.track.spool import BATCH_ROWS, KINDS, Sent, Spool, path_of, unsent
 from tests.support.trackers import MemoryServer, note_start
 
 SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}})
@@ -144,6 +145,87 @@ def test_a_failure_is_noted_and_no_row_is_lost(tmp_path: Path, monkeypatch: pyte
     sender.round()
     assert len(server.points) == BATCH_ROWS * 2 + 8 and set(server.points.values()) == {1}
     assert Sent.read(run_dir.tracking / "memory.json").error is None
+
+
+def a_row_of_each_kind(run_dir: RunDir) -> None:
+    """Of a run that is over."""
+    write(run_dir, 1, 3)
+    run_dir.tracking.mkdir()
+    for kind in ("samples", "saves", "system"):
+        path_of(kind, run_dir).write_text('{"step": 1, "time": 1.0, "cpu": 5.0}\n')
+    note_start(run_dir, 1000.0, "finished")
+
+
+@pytest.mark.parametrize("refused", ["metrics", "samples", "saves", "system"])
+def test_a_kind_that_is_refused_keeps_neither_the_others_here_nor_the_end(refused: Kind, tmp_path: Path) -> None:
+    """A server that is out of room for tables, or knows no such metric. What it lacks is said, and goes there later."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    a_row_of_each_kind(run_dir)
+    server.refused = {refused}
+    taken = set(KINDS) - {refused, "samples"}  # whose numbers are within its rows
+    name = path_of(refused, run_dir).name
+    for ends in (1, 2):  # as of a run that a client has opened again
+        with pytest.raises(RefusedError, match=name):
+            delivery(server, run_dir).round()
+        assert {kind for kind, _, _ in server.points} == taken and set(server.points.values()) == {1}
+        assert server.ended == ["finished"] * ends
+        sent = Sent.read(run_dir.tracking / "memory.json")
+        assert sent.error == f"{name} refused: ValueError: {refused} is too much" and refused not in sent.last
+    server.refused = set()
+    delivery(server, run_dir).round()
+    sent = Sent.read(run_dir.tracking / "memory.json")
+    assert sent.error is None and set(sent.last) == set(KINDS) and set(server.points.values()) == {1}
+
+
+def test_an_end_that_is_refused_is_told_again(tmp_path: Path) -> None:
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    a_row_of_each_kind(run_dir)
+    server.refused = {"end", "saves"}
+    with pytest.raises(RefusedError, match=r"saves\.jsonl, the end refused: ValueError: saves is too much"):
+        delivery(server, run_dir).round()
+    assert Sent.read(run_dir.tracking / "memory.json").ended is None
+    server.refused = set()
+    delivery(server, run_dir).round()
+    assert server.ended == ["finished"]
+
+
+def test_a_server_that_goes_away_is_asked_for_nothing_more(tmp_path: Path) -> None:
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    a_row_of_each_kind(run_dir)
+    server.failing = {2: "before"}
+    with pytest.raises(ConnectionError):
+        delivery(server, run_dir).round()
+    assert server.requests == 2
+    server.refused, server.failing = {"metrics"}, {6: "before"}  # refused, and gone then
+    with pytest.raises(ConnectionError):
+        delivery(server, run_dir).round()
+    assert server.requests == 6 and not server.ended
+
+
+def test_what_is_refused_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And anew where it is more, as an outage is."""
+    run_dir, server, over = RunDir(tmp_path / "r"), MemoryServer(), threading.Event()
+    a_row_of_each_kind(run_dir)
+    moods: list[tuple[set[str], dict[int, str]]] = [({"samples"}, {})] * 2
+    moods += [({"samples", "end"}, {}), (set(), {1: "before"}), ({"samples"}, {}), (set(), {}), ({"samples"}, {})]
+
+    def wait(_seconds: float) -> None:
+        if moods:
+            server.refused, failing = moods.pop(0)
+            server.failing = {server.requests + number: moment for number, moment in failing.items()}
+        else:
+            over.set()
+
+    over.wait = wait  # type: ignore[method-assign, assignment]
+    wait(0)
+    keep_sending(delivery(server, run_dir), over)
+    said = [line.partition("[TRACK] ")[2] for line in capfd.readouterr().err.splitlines()]
+    some = "memory does not take all of it; what it lacks is kept, and sent later: "
+    assert said == [
+        f"{some}samples.jsonl refused: ValueError: samples is too much",
+        f"{some}samples.jsonl, the end refused: ValueError: samples is too much",
+        "memory takes no numbers; they are kept, and sent later: ConnectionError: the server is away",
+    ]
 
 
 def test_a_note_that_could_not_be_read_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track import wandb
-from rankzero.track.send import Delivery
+from rankzero.track.send import Delivery, RefusedError
 from rankzero.track.spool import BATCH_ROWS
 from tests.support.trackers import note_start
 
@@ -141,3 +141,27 @@ def test_a_run_that_was_killed_with_its_sender_is_sent_by_the_next(
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
     begun[0].finish(exit_code=1)
     assert sorted(library.rows) == [1, 2, 3, 4, 5]
+
+
+def test_a_run_whose_answers_are_refused_is_closed_all_the_same(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library makes no table of them, neither when they come nor when it is given everything again."""
+    run_dir = RunDir(tmp_path / "r")
+    run_dir.root.mkdir()
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, 6)])
+    lines(run_dir.samples, [{"step": 4, "prompt": "Who?", "text": "4"}])
+    lines(run_dir.saves, [{"step": 5, "checkpoint": "step-5"}])
+    note_start(run_dir, 1000.0, "failed")
+
+    def none(columns: list[str], data: list[list[Any]]) -> None:
+        raise TypeError(f"no table of {columns} and {data}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "Table", none)
+        with pytest.raises(RefusedError, match=r"samples\.jsonl, the end refused: TypeError: no table of"):
+            Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert sorted(library.rows) == [1, 2, 3, 4, 5]
+    assert library.summary == {"saved_step": 5, "exit_code": 1}
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert [row["text"] for rows in library.rows.values() for row in rows.get("samples", [])] == ["4"]
