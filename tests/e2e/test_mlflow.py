@@ -60,6 +60,10 @@ class Server:
             self._process.wait()
             self._process = None
 
+    def forget(self) -> None:
+        """All runs, of one that is stopped."""
+        (self._directory / "store.db").unlink()
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -160,6 +164,25 @@ def test_a_server_that_goes_away(
     found = the_run(client, "away")
     assert found.info.status == "FINISHED"
     assert Counter(step for step, _ in history(client, found.info.run_id, "train/loss")) == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_server_that_is_set_up_anew(
+    tmp_path: Path, tiny: Path, server: Server, client: Any, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """At its old address, and without its runs: it gets all of this one."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "anew")
+    spec = small_spec(tmp_path, tiny, tracking__mlflow=True, train__max_steps=3, eval_rows=0)
+    run_here(spec)
+    before = the_run(client, "anew").info.run_id
+    server.stop()
+    server.forget()
+    server.start()
+    done = cli(f"track sync {run_root(spec)}")
+    assert done.code == 0 and "mlflow does not have the run any more" in done.err
+    found = the_run(client, "anew")
+    assert found.info.status == "FINISHED" and found.info.run_id != before
+    assert [step for step, _ in history(client, found.info.run_id, "train/loss")] == [1, 2, 3]
+    assert "report.json" in {entry.path for entry in client.list_artifacts(found.info.run_id)}
 
 
 @pytest.mark.parametrize(("uri", "files"), [("sqlite:///{}/runs.db", "mlflow-files"), ("{}/mlruns", "mlruns")])

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankzero.run_dir.goodput import Ending, Start, StartLine
 from rankzero.run_dir.paths import RunDir
-from rankzero.track.server import Kind, Row, RunFacts, numbers
+from rankzero.track.server import Kind, LostRunError, Row, RunFacts, numbers
 from tests.support.servers import serving
 
 
@@ -50,6 +50,8 @@ class MemoryServer:
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         with self._request():
+            if there is not None and there not in self.runs:
+                raise LostRunError(there)
             if key not in self.runs:
                 self.runs.append(key)
         return key

@@ -21,7 +21,7 @@ from rankzero.run_dir.atomic import MANIFEST, file_sha256
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.protocol import plotted_as
-from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of
+from rankzero.track.server import Kind, LostRunError, Row, RunFacts, numbers, place_of
 
 WANTS_SYSTEM = True
 EXPERIMENT = "rankzero"
@@ -30,6 +30,7 @@ KEY_TAG, SAVED_TAG = "rankzero.key", "rankzero.saved"
 TABLES_TAG = "mlflow.loggedArtifacts"
 RESULT_TAG = "rankzero.result"
 """Of a logged model: the hash of the manifest of final/."""
+NO_RUN = "RESOURCE_DOES_NOT_EXIST"
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
 LONGEST_PARAM, LONGEST_TAG = 500, 5000
@@ -94,13 +95,24 @@ class MlflowRun:
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         """As in `Server`: params of a run cannot be changed, so a setting that a resume changed becomes a tag, which
         stays when it is as it was again."""
-        found = self._client.get_run(there) if there else self._find(run, key)
+        found = self._known(there) if there else self._find(run, key)
         self._run, self._experiment = found.info.run_id, found.info.experiment_id
         self._directory = run.directory
         where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
         self.link = without_secrets(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
         self._settings(run.settings, found.data.params, found.data.tags)
         return self._run
+
+    def _known(self, there: str) -> Any:
+        """Raises LostRunError where the store itself says that it has none; a way to it that leads nowhere does not."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._client.get_run(there)
+        except MlflowException as error:
+            if error.error_code == NO_RUN:
+                raise LostRunError(there) from error
+            raise
 
     def _find(self, run: RunFacts, key: str) -> Any:
         """The run that carries the key, made where there is none."""

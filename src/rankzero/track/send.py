@@ -33,7 +33,7 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.stderr import write_stderr
-from rankzero.track.server import NoAnswerError, Row, RunFacts, Server, shown
+from rankzero.track.server import Kind, LostRunError, NoAnswerError, Row, RunFacts, Server, shown
 from rankzero.track.spool import EVERY, KINDS, Sent, Spool, last_end, path_of, setting_hash
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import listed, printable
@@ -101,9 +101,7 @@ class Delivery:
         self.sent = Sent()
         self._path = run_dir.tracking / f"{name}.json"
         self._connect, self._run_dir, self._spec = connect, run_dir, spec
-        self._spools = {
-            kind: Spool(path_of(kind, run_dir), joined=kind if kind == "samples" else None) for kind in KINDS
-        }
+        self._spools = _spools(run_dir)
         self._server: Server | None = None
         self._redact = Redactor(os.environ)
         self._has_read = False
@@ -172,9 +170,7 @@ class Delivery:
         server = self._connect(self._run_dir)
         if self.sent.place not in (None, server.place):
             # Another server, or the same one by another address: under the same key it is asked for what it has.
-            sent = self.sent
-            self.sent = Sent(key=sent.key, spec=sent.spec, made_of=sent.made_of, unsure={**sent.last, **sent.unsure})
-            self.sent.directory = sent.directory
+            self._forget({**self.sent.last, **self.sent.unsure})
         if (here := _identity(self._run_dir)) != self.sent.directory:
             # A copy, as one brought back: its first machine may have sent more. Older notes do not say where they were.
             if self.sent.directory is not None or self.sent.last:
@@ -190,10 +186,23 @@ class Delivery:
     def _find(self, server: Server) -> None:
         """The run there, which is made where it is not."""
         facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
-        there = server.begin(facts, self.sent.key, self.sent.there)
+        try:
+            there = server.begin(facts, self.sent.key, self.sent.there)
+        except LostRunError:
+            say(f"{self.name} does not have the run any more ({self.sent.link}): all of it is sent anew")
+            self._forget(dict.fromkeys(KINDS, EVERY))  # of a server that was copied it may be there by another name
+            self.sent.place = server.place
+            self._note()
+            there = server.begin(facts, self.sent.key, None)
         if (there, server.link) != (self.sent.there, self.sent.link):
             self.sent.there, self.sent.link = there, server.link
             self._note()
+
+    def _forget(self, unsure: dict[Any, int]) -> None:
+        """What is there of the run, up to these steps of each kind: it is sent again unless the server has it."""
+        sent = self.sent
+        self.sent = Sent(sent.key, sent.spec, sent.made_of, directory=sent.directory, unsure=unsure)
+        self._spools = _spools(self._run_dir)
 
     def _note(self) -> None:
         """Write down what the server has. The start of another run waits for no lock. Raises StorageError,
@@ -233,6 +242,10 @@ class Delivery:
             del sent.unsure[kind]
         self._note()
         return True
+
+
+def _spools(run_dir: RunDir) -> dict[Kind, Spool]:
+    return {kind: Spool(path_of(kind, run_dir), joined=kind if kind == "samples" else None) for kind in KINDS}
 
 
 def _identity(run_dir: RunDir) -> str:

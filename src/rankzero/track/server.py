@@ -30,6 +30,10 @@ class NoAnswerError(ServiceError):
     """There is no server: nothing else would be answered either."""
 
 
+class LostRunError(Exception):
+    """The server is there, and says that it has no such run."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What a tracker is told of the run before its numbers. `settings` are the spec's by their dotted names."""
@@ -55,7 +59,8 @@ class Server(Protocol):
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         """Make the run there, or find it again: by the name `there` that an earlier call has returned, or, where that
-        call was cut off, by `key`, which is this run's own and in every call the same."""
+        call was cut off, by `key`, which is this run's own and in every call the same. Raises LostRunError where
+        nothing is there by that name; a server that cannot say so gets the rest of the run."""
         ...
 
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.mlflow import TABLES_TAG, MlflowRun
-from rankzero.track.server import Row, RunFacts
+from rankzero.track.server import LostRunError, Row, RunFacts
 
 Pair = tuple[str, str]
 LONGEST_TAG = 5000
@@ -28,8 +28,12 @@ class Client:
         self.params: dict[str, str] = {}
         self.files: list[str] = []
         self.status = "RUNNING"
+        self.failure: Exception | None = None
+        """Of looking for a run."""
 
     def get_run(self, run: str) -> Any:
+        if self.failure is not None:
+            raise self.failure
         return SimpleNamespace(
             info=SimpleNamespace(run_id=run, experiment_id="1"),
             data=SimpleNamespace(tags=self.tags, params=self.params),
@@ -52,14 +56,23 @@ class Client:
         raise PermissionError(13, "Permission denied", path)
 
 
+class MlflowError(Exception):
+    """MLflow's own, with the name of what is wrong."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(f"{code}: no")
+        self.error_code = code
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRun:
     """One that is there already."""
-    mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    mlflow, entities, errors = (ModuleType(f"mlflow{name}") for name in ("", ".entities", ".exceptions"))
     mlflow.__dict__["MlflowClient"] = Client
     entities.__dict__.update(Metric=tuple, Param=lambda *pair: pair, RunTag=lambda *pair: pair)
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    errors.__dict__["MlflowException"] = MlflowError
+    for module in (mlflow, entities, errors):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     found = MlflowRun("http://127.0.0.1:9")
     found.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
     return found
@@ -110,3 +123,21 @@ def test_a_run_whose_files_are_refused_has_ended_all_the_same(run: MlflowRun, tm
     with pytest.raises(PermissionError):
         run.end("finished")
     assert run._client.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_lost"),
+    [
+        (MlflowError("RESOURCE_DOES_NOT_EXIST"), True),
+        (MlflowError("ENDPOINT_NOT_FOUND"), False),  # what answers is no MLflow
+        (MlflowError("PERMISSION_DENIED"), False),
+        (MlflowError("INTERNAL_ERROR"), False),  # as where there is no answer
+        (ConnectionError("away"), False),
+    ],
+)
+def test_only_a_server_that_says_so_has_lost_the_run(
+    failure: Exception, is_lost: bool, run: MlflowRun, tmp_path: Path
+) -> None:
+    run._client.failure = failure
+    with pytest.raises(LostRunError if is_lost else type(failure)):
+        run.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")

@@ -337,6 +337,38 @@ def test_one_server_by_two_addresses_has_one_run_and_no_step_twice(tmp_path: Pat
     assert len(keys) == 1 and counts == dict.fromkeys(range(1, 7), 1)
 
 
+@pytest.mark.parametrize("while_it_sends", [True, False])
+def test_a_server_that_has_lost_the_run_gets_all_of_it_anew(
+    while_it_sends: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was set up anew at its address; a copy of its data that has the key is asked what it has."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    a_row_of_each_kind(run_dir)
+    sender = delivery(server, run_dir)
+    sender.round()
+    whole, key = dict(server.points), server.runs.pop()
+    server.points.clear()
+    if while_it_sends:
+        write(run_dir, 4, 4)
+        server.refused = {"metrics"}
+        with pytest.raises(RefusedError):
+            sender.round()
+        server.refused = set()
+    else:
+        sender = delivery(server, run_dir)
+    sender.round()
+    assert "memory does not have the run any more" in capfd.readouterr().err
+    assert whole.items() <= server.points.items() and set(server.points.values()) == {1}
+    assert server.runs == [key] and server.ended == ["finished"] * 2
+    sent = run_dir.tracking / "memory.json"
+    noted = Sent.read(sent)
+    noted.there = "as before it was copied"
+    noted.write(sent)
+    write(run_dir, 5, 6)
+    delivery(server, run_dir).round()
+    assert set(server.points.values()) == {1} and ("metrics", 6, "loss") in server.points
+
+
 def test_a_run_that_was_brought_back_sends_no_step_twice(tmp_path: Path) -> None:
     """Its copy in an object store has the notes of then, and its first machine sent on before it was gone. The server
     is asked until it is known to have no more."""
