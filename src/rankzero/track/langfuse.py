@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem, ServiceError
-from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending, read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
-from rankzero.track.server import Kind, NoAnswerError, Row, RunFacts, numbers, place_of
+from rankzero.track.server import Kind, NoAnswerError, Row, RunFacts, no_address, numbers, place_of, without_login
 
 HOST, PUBLIC_KEY, SECRET_KEY = "LANGFUSE_HOST", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"
 TRACES, SCORES = "/api/public/otel/v1/traces", "/api/public/scores"
@@ -35,13 +34,13 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
 
 
 def unset(env: Mapping[str, str]) -> list[Problem]:
-    """The variables that are missing."""
+    """The variables that are missing, or keep it from working."""
     hints = {HOST: "https://cloud.langfuse.com, or your own server's address"}
     fallback = "Langfuse shows it under Settings, API keys; it belongs into the environment, never into a spec"
+    missing = [name for name in (HOST, PUBLIC_KEY, SECRET_KEY) if not env.get(name)]
     return [
-        Problem(f"{name} is not set", hint=hints.get(name, fallback))
-        for name in (HOST, PUBLIC_KEY, SECRET_KEY)
-        if not env.get(name)
+        *(Problem(f"{name} is not set", hint=hints.get(name, fallback)) for name in missing),
+        *no_address(HOST, env),
     ]
 
 
@@ -71,7 +70,7 @@ class LangfuseTrace:
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         """As in `Server`; the trace's id is made from the key."""
         self._run, self._trace = run, there or _id(key, length=32)
-        self.link = without_secrets(f"{self._host}/trace/{self._trace}")
+        self.link = without_login(f"{self._host}/trace/{self._trace}")
         if there is None:
             self._put_root(None)
         return self._trace
@@ -190,7 +189,8 @@ class LangfuseTrace:
         answer = self._post(TRACES, {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
         refused = answer.get("partialSuccess") or {}
         if int(refused.get("rejectedSpans") or 0):
-            raise ServiceError(f"{refused['rejectedSpans']} of {len(spans)} spans were rejected", where=self._host)
+            what = f"{refused['rejectedSpans']} of {len(spans)} spans were rejected"
+            raise ServiceError(what, where=without_login(self._host))
 
     def _score(self, row: Row) -> None:
         for name in MEASURES:
@@ -212,9 +212,9 @@ class LangfuseTrace:
             response = self._http.post(self._host + path, json=body)
         except self._failures as error:
             raise NoAnswerError(
-                f"no answer: {error or type(error).__name__}", where=without_secrets(self._host)
+                f"no answer: {error or type(error).__name__}", where=without_login(self._host)
             ) from error
-        where = without_secrets(self._host + path)
+        where = without_login(self._host + path)
         if not response.is_success:
             raise ServiceError(f"answered {response.status_code}: {response.text[:100]}", where=where)
         try:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.redaction import without_secrets
 from rankzero.run_dir.atomic import MANIFEST, file_sha256
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.protocol import plotted_as
-from rankzero.track.server import Kind, LostRunError, Row, RunFacts, numbers, place_of
+from rankzero.track.server import Kind, LostRunError, Row, RunFacts, no_address, numbers, place_of, without_login
 
 WANTS_SYSTEM = True
 EXPERIMENT = "rankzero"
@@ -66,9 +65,9 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
 
 
 def unset(env: Mapping[str, str]) -> list[Problem]:
-    """The variables that are missing."""
+    """The variables that are missing, or keep it from working."""
     hint = f"export {URI}=http://host:5000, or sqlite:////path/to/runs.db"
-    return [] if env.get(URI) else [Problem(f"{URI} is not set", hint=hint)]
+    return no_address(URI, env) if env.get(URI) else [Problem(f"{URI} is not set", hint=hint)]
 
 
 def connect(_run_dir: RunDir) -> MlflowRun:
@@ -99,7 +98,7 @@ class MlflowRun:
         self._run, self._experiment = found.info.run_id, found.info.experiment_id
         self._directory = run.directory
         where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
-        self.link = without_secrets(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
+        self.link = without_login(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
         self._settings(run.settings, found.data.params, found.data.tags)
         return self._run
 

@@ -33,7 +33,7 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.stderr import write_stderr
-from rankzero.track.server import Kind, LostRunError, NoAnswerError, Row, RunFacts, Server, shown
+from rankzero.track.server import Kind, LostRunError, NoAnswerError, Row, RunFacts, Server, shown, without_login
 from rankzero.track.spool import EVERY, KINDS, Sent, Spool, last_end, path_of, setting_hash
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import listed, printable
@@ -115,7 +115,7 @@ class Delivery:
             raise
         except Exception as error:
             reason = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
-            self.sent.error = printable(self._redact(" ".join(reason.split())))[:LONGEST_REASON]
+            self.sent.error = printable(self._redact(without_login(" ".join(reason.split()))))[:LONGEST_REASON]
             self._server = None  # connections and what was cached of them are the first suspects
             if self._has_read:  # else it would be written over: what a server has would go there again
                 with suppress(StorageError, ValueError):
@@ -189,7 +189,7 @@ class Delivery:
         try:
             there = server.begin(facts, self.sent.key, self.sent.there)
         except LostRunError:
-            say(f"{self.name} does not have the run any more ({self.sent.link}): all of it is sent anew")
+            say(f"{self.name} does not have {without_login(self.sent.link)} any more: all of it is sent anew")
             self._forget(dict.fromkeys(KINDS, EVERY))  # of a server that was copied it may be there by another name
             self.sent.place = server.place
             self._note()

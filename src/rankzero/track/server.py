@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rankzero.errors import ServiceError
+from rankzero.errors import Problem, ServiceError
 from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
@@ -21,8 +21,9 @@ Kind = Literal["metrics", "samples", "saves", "system"]
 Row = dict[str, Any]
 """An object of a JSON-lines file of the run directory: `step` counts up from row to row, `time` is in Unix seconds. Of
 samples, all of a step are one row: `samples` has them."""
-_USER = re.compile(r"//[^/@]*@")
-"""Of a URL: who asks, and by which password."""
+_LOGIN = re.compile(r"(?<=://)(?!/)[^\s'\"`]*@")
+"""Of a URL: who asks, and by which password or token, which may be written there as it is, with slashes."""
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:@\[\]]+)(?::\d*)?")
 NOT_PLOTTED = frozenset({"step", "time", "epoch"})
 
 
@@ -43,9 +44,24 @@ class RunFacts:
     settings: Mapping[str, str]
 
 
+def without_login(text: str) -> str:
+    """A text as it may be shown and kept: its addresses without logins, and without what else looks like a secret."""
+    return without_secrets(_LOGIN.sub("", text))
+
+
+def no_address(variable: str, env: Mapping[str, str]) -> list[Problem]:
+    """Where no client can read what a variable has: each would say so with a piece of the password."""
+    scheme, _, rest = env.get(variable, "").partition("://")
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if not scheme.startswith("http") or "@" not in rest or "@" in host or _HOST.fullmatch(host):
+        return []
+    hint = "write a / in it as %2F, a ? as %3F and a # as %23"
+    return [Problem(f"{variable} is no address: its password has a character that ends the host", hint=hint)]
+
+
 def place_of(project: str, where: str) -> str:
     """A server's `place`: what of which server, whoever asks it."""
-    return without_secrets(f"{project} in {_USER.sub('//', where)}")
+    return without_login(f"{project} in {where}")
 
 
 class Server(Protocol):

@@ -18,11 +18,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from rankzero.errors import ConfigError, Problem, ServiceError
-from rankzero.redaction import without_secrets
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.protocol import plotted_as
-from rankzero.track.server import Kind, NoAnswerError, Row, RunFacts, numbers, place_of
+from rankzero.track.server import Kind, NoAnswerError, Row, RunFacts, no_address, numbers, place_of, without_login
 
 WANTS_SYSTEM = True
 PROJECT = "rankzero"
@@ -51,7 +50,7 @@ def unset(env: Mapping[str, str]) -> list[Problem]:
     if env.get(URL) and not _token(env):
         hint = "it is in the address that `trackio show` prints; it belongs into the environment, never into a spec"
         return [Problem(f"{TOKEN} is not set", hint=hint)]
-    return []
+    return no_address(URL, env)
 
 
 def connect(_run_dir: RunDir) -> TrackioRun:
@@ -63,7 +62,7 @@ def connect(_run_dir: RunDir) -> TrackioRun:
         files = os.environ.get(DIRECTORY) or "files"
         return TrackioRun(project, _in_files, f"`trackio show --project {project}`", files)
     url = urlunsplit(urlsplit(os.environ[URL])._replace(query="", fragment="")).rstrip("/")
-    return TrackioRun(project, _on_server(url, _token(os.environ)), without_secrets(url), url)
+    return TrackioRun(project, _on_server(url, _token(os.environ)), without_login(url), url)
 
 
 class TrackioRun:
@@ -128,7 +127,7 @@ def _on_server(url: str, token: str) -> Store:
     http = httpx2.Client(timeout=TIMEOUT_SECONDS, headers={"x-trackio-write-token": token})
 
     def store(how: str, entries: list[Entry]) -> None:
-        where = without_secrets(f"{url}/api/{how}")
+        where = without_login(f"{url}/api/{how}")
         try:
             response = http.post(f"{url}/api/{how}", json={"args": [], "kwargs": {"logs": entries, "hf_token": None}})
         except httpx2.HTTPError as error:

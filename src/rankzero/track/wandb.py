@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.redaction import Redactor, without_secrets
+from rankzero.redaction import Redactor
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
 from rankzero.track.protocol import plotted_as
-from rankzero.track.server import Kind, Row, RunFacts, numbers, shown
+from rankzero.track.server import Kind, Row, RunFacts, numbers, shown, without_login
 from rankzero.track.spool import Spool
 
 PROJECT = "rankzero"
@@ -114,7 +114,7 @@ class WandbRun:
             )
             self._next, self._last = 0 if self._run.offline else int(self._run.step), None
             folder = Path(self._run.dir).parent
-            self.link = without_secrets(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
+            self.link = without_login(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
         return self._run
 
     def known(self, _kind: Kind, _rows: Sequence[Row]) -> set[tuple[int, str]]:

@@ -78,6 +78,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRun:
     return found
 
 
+def test_neither_its_link_nor_its_place_has_the_login(run: MlflowRun, tmp_path: Path) -> None:
+    """A token goes before the host as it is, a password with its slashes into a database's address."""
+    for uri in ("https://token-canary@host", "mysql+pymysql://me:qzx/canary@host/runs"):
+        one = MlflowRun(uri)
+        one.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
+        assert "host" in one.link and "host" in one.place
+        assert not [part for part in ("canary", "qzx", "me:") if part in one.link + one.place]
+
+
 def answers(*steps: int) -> list[Row]:
     """What the model said after each."""
     return [{"step": step, "time": 0.0, "samples": [{"prompt": "Who?", "text": "Me."}]} for step in steps]

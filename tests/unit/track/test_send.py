@@ -357,7 +357,7 @@ def test_a_server_that_has_lost_the_run_gets_all_of_it_anew(
     else:
         sender = delivery(server, run_dir)
     sender.round()
-    assert "memory does not have the run any more" in capfd.readouterr().err
+    assert "memory does not have memory any more" in capfd.readouterr().err
     assert whole.items() <= server.points.items() and set(server.points.values()) == {1}
     assert server.runs == [key] and server.ended == ["finished"] * 2
     sent = run_dir.tracking / "memory.json"
