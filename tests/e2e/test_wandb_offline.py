@@ -44,7 +44,7 @@ def test_a_run_stopped_and_continued(tmp_path: Path, tiny: Path, monkeypatch: py
     assert [answer for row in rows if "samples/path" in row for answer in table(second, row)] == answers
     [about] = [record.run for record in records(second) if record.WhichOneof("record_type") == "run"]
     settings = {item.key: json.loads(item.value_json) for item in about.config.update}
-    assert (about.project, about.display_name, settings["lora.r"]) == ("rankzero", "small", "4")
+    assert (about.project, about.display_name, settings["lora.r"]) == ("rankzero", "small", 4)
     assert summary(second)["final_step"] == json.loads((run_root(spec) / "report.json").read_text())["final_step"]
     ends = [record.exit.exit_code for record in records(second) if record.WhichOneof("record_type") == "exit"]
     assert ends == [0]

@@ -115,7 +115,7 @@ class LangfuseTrace:
             "langfuse.observation.metadata.step": sample["step"],
         }
         if self._run is not None:
-            attributes["langfuse.observation.model.name"] = self._run.settings.get("model.name", "")
+            attributes["langfuse.observation.model.name"] = str(self._run.settings.get("model.name", ""))
         if "tokens" in sample:
             attributes["langfuse.observation.usage_details"] = _json({"output": sample["tokens"]})
         if "reference" in sample:

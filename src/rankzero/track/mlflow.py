@@ -99,7 +99,7 @@ class MlflowRun:
         self._directory = run.directory
         where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
         self.link = without_login(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
-        self._settings(run.settings, found.data.params, found.data.tags)
+        self._settings({name: str(value) for name, value in run.settings.items()}, found.data.params, found.data.tags)
         return self._run
 
     def _known(self, there: str) -> Any:

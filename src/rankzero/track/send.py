@@ -33,7 +33,17 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.stderr import write_stderr
-from rankzero.track.server import Kind, LostRunError, NoAnswerError, Row, RunFacts, Server, shown, without_login
+from rankzero.track.server import (
+    Kind,
+    LostRunError,
+    NoAnswerError,
+    Row,
+    RunFacts,
+    Server,
+    Setting,
+    shown,
+    without_login,
+)
 from rankzero.track.spool import EVERY, KINDS, Sent, Spool, last_end, path_of, setting_hash
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import listed, printable
@@ -56,16 +66,18 @@ def server_modules(tracking: TrackingSpec) -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if hasattr(module, "connect")}
 
 
-def settings_of(spec: RunSpec) -> dict[str, str]:
-    """The spec's values by their dotted names, without secrets."""
+def settings_of(spec: RunSpec) -> dict[str, Setting]:
+    """The spec's values by their dotted names, without secrets: numbers and truths as such, lists as texts."""
     redact = Redactor(os.environ)
 
-    def flat(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    def flat(value: Any, prefix: str) -> Iterator[tuple[str, Setting]]:
         if isinstance(value, dict) and value:
             for name, inner in value.items():
                 yield from flat(inner, f"{prefix}.{name}" if prefix else str(name))
         else:
-            yield prefix, redact(str(value))
+            text = redact(str(value))
+            is_itself = text == str(value) and (value is None or isinstance(value, (int, float)))
+            yield prefix, value if is_itself else text
 
     return dict(flat(spec.model_dump(mode="json", exclude={"tracking"}), ""))
 

@@ -18,6 +18,8 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 
 Kind = Literal["metrics", "samples", "saves", "system"]
+Setting = str | float | bool | None
+"""A whole number among them."""
 Row = dict[str, Any]
 """An object of a JSON-lines file of the run directory: `step` counts up from row to row, `time` is in Unix seconds. Of
 samples, all of a step are one row: `samples` has them."""
@@ -41,7 +43,7 @@ class RunFacts:
 
     name: str
     directory: RunDir
-    settings: Mapping[str, str]
+    settings: Mapping[str, Setting]
 
 
 def without_login(text: str) -> str:

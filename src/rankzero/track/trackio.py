@@ -73,8 +73,10 @@ class TrackioRun:
         self._run, self._key, self._config = "", "", dict[str, str]()
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
-        """As in `Server`; the key is the run's id there. Nothing is asked: the first row makes the run."""
-        self._run, self._key, self._config = run.name, there or key, dict(run.settings)
+        """As in `Server`; the key is the run's id there. Nothing is asked: the first row makes the run. Settings are
+        texts: of a project whose runs have one of them in several types (`auto`, 4) Trackio exports nothing."""
+        self._run, self._key = run.name, there or key
+        self._config = {name: str(value) for name, value in run.settings.items()}
         return self._key
 
     def known(self, _kind: Kind, _rows: Sequence[Row]) -> set[tuple[int, str]]:

@@ -60,7 +60,7 @@ def test_a_run_that_is_stopped_while_its_server_is_away(
         about = root["attributes"]
         assert about["langfuse.trace.metadata.state"] == "finished"
         assert json.loads(about["langfuse.trace.output"])["eval_loss"] == report["eval_loss"]
-        assert json.loads(about["langfuse.trace.input"])["lora.r"] == "4"
+        assert json.loads(about["langfuse.trace.input"])["lora.r"] == 4
         scores = {(s["name"], s["observationId"]): s["value"] for s in receiver.scores.values()}
         [evaluation] = receiver.named("evaluation 8")
         assert scores["eval_loss", evaluation["spanId"]] == metrics(spec)[-1]["eval_loss"]

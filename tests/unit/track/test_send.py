@@ -307,6 +307,17 @@ def test_settings_hold_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hush-hush-hush" not in text and "train.num_train_epochs" in text
 
 
+def test_settings_are_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever compares runs sorts by them and draws them; a number that a secret variable has is none to show."""
+    monkeypatch.setenv("SOME_PASSWORD", "123456")
+    value = {"learning_rate": 2e-4, "seed": 123456, "torch_compile": True}
+    found = settings_of(SPEC.model_copy(update={"train": SPEC.train.model_copy(update=value)}))
+    named = {name: found[f"train.{name}"] for name in (*value, "max_steps", "gradient_checkpointing")}
+    assert named == {**value, "seed": "[hidden]", "max_steps": None, "gradient_checkpointing": "auto"}
+    assert found["train.torch_compile"] is True
+    assert all(value is None or isinstance(value, (str, int, float)) for value in found.values())
+
+
 def test_another_place_gets_the_whole_run_and_the_same_one_no_step_twice(tmp_path: Path) -> None:
     run_dir, laptop, server = RunDir(tmp_path / "r"), MemoryServer(), MemoryServer()
     laptop.place, server.place = "files", "rankzero in http://host"

@@ -33,8 +33,10 @@ class Library(ModuleType):
         self.directory, self.offline = directory, offline
         self.rows: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
 
-    def init(self, **_named: Any) -> Run:
+    def init(self, config: dict[str, Any], **_named: Any) -> Run:
+        self.config = config
         if self.offline:
             self.rows, self.summary = {}, {}
         return Run(self)
@@ -135,6 +137,7 @@ def test_a_run_that_was_killed_with_its_sender_is_sent_by_the_next(
     lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, 6)])
     note_start(run_dir, 1000.0, None)
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert library.config["train.learning_rate"] == SPEC.train.learning_rate
     begun = []
     init = library.init
     monkeypatch.setattr(library, "init", lambda **named: begun.append(init(**named)) or begun[-1])
