@@ -36,7 +36,8 @@ def sync(
     spec = load_run_spec(run_dir.spec, env={}).spec
     modules = server_modules(spec.tracking)
     if not modules:
-        raise ConfigError("this run sends its numbers to no server", where=str(run_dir.spec), hint="see `tracking`")
+        hint = "give the run's own command again with one, such as tracking.mlflow=true: it sends a run that is over"
+        raise ConfigError("this run sends its numbers to no server", where=str(run_dir.spec), hint=hint)
     found = {name: module.problems(os.environ) for name, module in modules.items()}
     missing = [replace(problem, where=f"tracking.{name}") for name, some in found.items() for problem in some]
     able = {name: module for name, module in modules.items() if not found[name]}

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from rankzero.errors import StorageError
+from rankzero.errors import RankzeroError, StorageError
+from rankzero.run_dir.atomic import write_text
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.resolve import spec_hash
+from rankzero.spec.resolve import spec_hash, to_yaml
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import FLUSH_SECONDS, server_modules
 from rankzero.track.spool import MADE_OF, Sent, last_end, path_of, setting_hash, unsent
@@ -51,8 +52,11 @@ class Sending:
                 _only_when_idle(self._process.pid)
         except (OSError, StorageError) as error:
             if self._names:
-                names, reason = ", ".join(self._names), getattr(error, "strerror", None) or error
-                self._warn(f"[TRACK] nothing is sent to {names} in this start: {reason}")
+                self._say_nothing_is_sent(error)
+
+    def _say_nothing_is_sent(self, error: Exception) -> None:
+        names, reason = ", ".join(self._names), getattr(error, "strerror", None) or error
+        self._warn(f"[TRACK] nothing is sent to {names} in this start: {reason}")
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Another group than ours, so that Ctrl-C does not reach it."""
@@ -60,9 +64,23 @@ class Sending:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
 
     def finish_what_is_left(self) -> None:
-        """Of a run that is over: send what its starts could not."""
+        """Of a run that is over: send what its starts could not, and everything to a tracker that was switched on
+        since."""
         if any(_left(self._run_dir, name) for name in self._names):
-            self.start(anew=None)
+            try:
+                self._name_trackers()
+            except (OSError, RankzeroError) as error:
+                self._say_nothing_is_sent(error)
+            else:
+                self.start(anew=None)
+
+    def _name_trackers(self) -> None:
+        """Into the run's own spec, by which is sent now and by `track sync`: all else in it is as it was trained."""
+        from rankzero.spec.load import load_run_spec
+
+        kept, path = load_run_spec(self._run_dir.spec, env={}).spec, self._run_dir.spec
+        if self._spec is not None and kept.tracking != self._spec.tracking:
+            write_text(path, to_yaml(kept.model_copy(update={"tracking": self._spec.tracking})))
 
     def _forget_other_runs(self, known_as: Collection[tuple[str, Mapping[str, Any]]]) -> None:
         """Drop what was noted of runs of other specs or of other content, and the machine's numbers where no server has

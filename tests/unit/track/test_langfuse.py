@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from rankzero.errors import StoppedError
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.load import load_run_spec
 from rankzero.track.langfuse import LangfuseTrace, problems
 from rankzero.track.server import RunFacts
 from tests.support.cli import Cli
@@ -106,6 +108,32 @@ def test_what_is_left_is_sent_by_a_command(
         assert cli(command).code == 0
         assert {"step 1", "step 2"} <= set(receiver.sent)
         assert [receiver.sent[f"step {n}"] for n in (1, 2)] == [1, 1]
+
+
+def test_a_tracker_that_is_switched_on_after_the_end(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run's own command sends everything, or says which one does; what was trained stays as it was."""
+    spec = small_spec(tmp_path, tiny, train__max_steps=2, eval_rows=0)
+    run_here(spec)
+    refused = cli(f"track sync {run_root(spec)}")
+    assert refused.code == 78 and "tracking.mlflow=true" in refused.err
+    before = load_run_spec(run_root(spec) / "run.yaml", env={}).spec
+    spec = small_spec(tmp_path, tiny, tracking__langfuse=True, train__max_steps=2, eval_rows=0)
+    with langfuse() as receiver:
+        told(receiver, monkeypatch)
+        receiver.mood = "error"
+        run_here(spec)
+        said = capfd.readouterr().err
+        [command] = re.findall(r"`rankzero (track sync [^`]*)` sends the rest", said)
+        assert "answered 500" in said
+        receiver.mood = "well"
+        assert cli(command).code == 0
+        assert {"step 1": 1, "step 2": 1}.items() <= receiver.sent.items()
+        [root] = receiver.named("small")
+        assert root["attributes"]["langfuse.trace.metadata.state"] == "finished"
+    after = load_run_spec(run_root(spec) / "run.yaml", env={}).spec
+    assert after.tracking.langfuse and after.model_copy(update={"tracking": before.tracking}) == before
 
 
 def test_an_evaluation_that_follows_its_step_is_an_observation_of_its_own(tmp_path: Path) -> None:
