@@ -149,8 +149,10 @@ def test_a_run_that_ends_twice_has_both_results(
 def test_a_server_that_goes_away(
     tmp_path: Path, tiny: Path, server: Server, client: Any, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    """The run ends well without it, says how to go on, and everything is there once when it is back."""
+    """The run ends well without it, says how to go on, and everything is there once when it is back. Nobody shows the
+    token in its address."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "away")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url.replace("//", "//token-canary@"))
     spec = small_spec(tmp_path, tiny, tracking__mlflow=True, train__max_steps=3, eval_rows=0)
     server.stop()
     try:
@@ -160,7 +162,9 @@ def test_a_server_that_goes_away(
         server.start()
     for _ in range(2):
         done = cli(f"track sync {run_root(spec)}")
-        assert (done.code, done.err) == (0, "")
+        assert (done.code, done.err) == (0, "") and len(done.out.splitlines()) == 1
+        assert "canary" not in done.out
+    assert not [path for path in run_root(spec).rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
     found = the_run(client, "away")
     assert found.info.status == "FINISHED"
     assert Counter(step for step, _ in history(client, found.info.run_id, "train/loss")) == {1: 1, 2: 1, 3: 1}

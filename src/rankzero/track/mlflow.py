@@ -46,6 +46,7 @@ _OWN_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # whoever calls tries again, and asks first what has arrived
     "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with the login that it has
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ALLOW_FILE_STORE": "true",  # whoever names a directory means it, though MLflow only maintains those
 }

@@ -117,6 +117,18 @@ def test_an_end_that_an_earlier_start_sent_is_not_that_of_the_run(run_dir: RunDi
     assert done._process is None, "there is nothing left to send"
 
 
+def test_what_a_server_has_refused_is_said_of_a_run_whose_end_it_has(run_dir: RunDir) -> None:
+    note_start(run_dir, 1000.0, "finished")
+    sent = Sent(ended="finished", ended_start=1000.0, error="samples.jsonl refused: ValueError: no")
+    sent.write(run_dir.tracking / "langfuse.json")
+    lines: list[str] = []
+    sending = Sending(run_dir, SPEC, lines.append)
+    sending._started = lambda: subprocess.Popen(["true"])  # type: ignore[method-assign]
+    sending.finish_what_is_left()
+    sending.end(lines.append)
+    assert "langfuse: not all of it is sent yet (samples.jsonl refused: ValueError: no); `rankzero" in " ".join(lines)
+
+
 @pytest.mark.parametrize("sends", [True, False])
 @pytest.mark.parametrize(
     "begun_by",
