@@ -12,11 +12,12 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.run_dir.atomic import MANIFEST, file_sha256
+from rankzero.run_dir.atomic import MANIFEST, file_sha256, put_new_file, stage_name
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.protocol import plotted_as
@@ -86,6 +87,7 @@ class MlflowRun:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
+        _make_database(uri)
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._uri, self._run, self._experiment = uri, "", ""
         self.place = place_of(_experiment_name(), uri)
@@ -212,10 +214,33 @@ def _experiment_name() -> str:
     return os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
 
 
+def _database(uri: str) -> Path | None:
+    """The SQLite file of an address; None where it is none."""
+    file = uri.removeprefix("sqlite:///")
+    return Path(file).absolute() if file != uri else None
+
+
+def _make_database(uri: str) -> None:
+    """A SQLite file that is not there yet, whole or not at all: this process may be ended at any moment, and MLflow
+    neither reads a file that has some of its tables nor makes the others."""
+    from mlflow import MlflowClient
+
+    place = _database(uri)
+    if place is None or "?" in uri or place.exists() or not place.parent.is_dir():
+        return
+    staged = place.with_name(stage_name(place.name))
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{staged}").search_experiments(max_results=1)
+        with suppress(ConfigError):  # another one has made it meanwhile
+            put_new_file(staged, place)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
 def _files_beside(uri: str) -> str | None:
     """Where files go of runs in a SQLite file: MLflow would take the working directory. None: the server decides."""
-    database = uri.removeprefix("sqlite:///")
-    return (Path(database).absolute().parent / "mlflow-files").as_uri() if database != uri else None
+    database = _database(uri)
+    return (database.parent / "mlflow-files").as_uri() if database is not None else None
 
 
 def _tables_listed(tag: str) -> list[Any]:

@@ -23,13 +23,25 @@ LONGEST_TAG = 5000
 class Client:
     """One run's tags and files."""
 
+    ends_within = False
+    """Its process is killed while it makes a database."""
+
     def __init__(self, tracking_uri: str) -> None:
+        database = Path(tracking_uri.removeprefix("sqlite:///"))
+        if tracking_uri.startswith("sqlite:") and not database.exists():
+            database.write_text("some of the tables")
+            if self.ends_within:
+                raise KeyboardInterrupt
+            database.write_text("all tables")
         self.tags: dict[str, str] = {}
         self.params: dict[str, str] = {}
         self.files: list[str] = []
         self.status = "RUNNING"
         self.failure: Exception | None = None
         """Of looking for a run."""
+
+    def search_experiments(self, max_results: int) -> list[Any]:
+        return []
 
     def get_run(self, run: str) -> Any:
         if self.failure is not None:
@@ -150,3 +162,29 @@ def test_only_a_server_that_says_so_has_lost_the_run(
     run._client.failure = failure
     with pytest.raises(LostRunError if is_lost else type(failure)):
         run.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
+
+
+def test_a_database_is_there_whole_or_not_at_all(
+    run: MlflowRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends soon ends its sender while MLflow makes the tables, and MLflow never reads a file with some."""
+    place = tmp_path / "runs.db"
+    monkeypatch.setattr(Client, "ends_within", True)
+    with pytest.raises(KeyboardInterrupt):
+        MlflowRun(f"sqlite:///{place}")
+    assert not place.exists()
+    monkeypatch.setattr(Client, "ends_within", False)
+    MlflowRun(f"sqlite:///{place}")
+    assert place.read_text() == "all tables" and [path.name for path in tmp_path.glob("*runs.db*")] == ["runs.db"]
+    place.write_text("another's")
+    MlflowRun(f"sqlite:///{place}")
+    assert place.read_text() == "another's"
+
+
+def test_a_database_that_another_has_made_meanwhile_stays(
+    run: MlflowRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "runs.db"
+    monkeypatch.setattr(Client, "search_experiments", lambda *_, **__: place.write_text("another's"))
+    MlflowRun(f"sqlite:///{place}")
+    assert place.read_text() == "another's" and [path.name for path in tmp_path.glob("*runs.db*")] == ["runs.db"]
