@@ -100,7 +100,7 @@ class PeerLostError(ServiceError):
 
 
 class NonFiniteError(RankzeroError):
-    """A loss or gradient is NaN or Inf; names the step and the rows."""
+    """A loss, a gradient or a weight is NaN or Inf; names the step and the rows, or the weight."""
 
     exit_code = ExitCode.INTERNAL
 

@@ -29,11 +29,19 @@ from safetensors import SafetensorError
 from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import NotReadError, read_manifest, stage_name, storage_errors, verify_directory
+from rankzero.run_dir.atomic import (
+    NotReadError,
+    read_errors,
+    read_manifest,
+    stage_name,
+    storage_errors,
+    verify_directory,
+)
 from rankzero.run_dir.intact import not_now
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import MOVED_OUT
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.schedule import Schedule
 from rankzero.spec.tasks import becomes_best, makes_progress
 
 
@@ -133,7 +141,7 @@ def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Positi
     wrote the other.
     """
     try:
-        with storage_errors(directory):
+        with read_errors(directory):
             parallel.load(directory)
             state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
             # By the manifest: a network file system may list what was there a while ago.
@@ -243,3 +251,14 @@ def under(spec: RunSpec, position: Position, *, comparable: bool) -> Position:
         position = replace(position, compared_from=position.step + 1)
     patience = spec.eval.early_stopping_patience
     return replace(position, ended_early=patience is not None and position.evals_since_best >= patience)
+
+
+def is_over(position: Position, schedule: Schedule) -> bool:
+    """Whether no step is left to do."""
+    return position.ended_early or position.step >= schedule.total_steps
+
+
+def only_ends(spec: RunSpec, position: Position, schedule: Schedule) -> bool:
+    """Whether the run is over and its result is an earlier step's: nothing is made of the weights as they are now."""
+    another = spec.checkpoint.final == "best" and position.best_step not in (None, position.step)
+    return another and is_over(position, schedule)

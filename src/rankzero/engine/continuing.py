@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rankzero.directories import there
-from rankzero.engine.checkpoint import Found, Position, find_checkpoints, judged_again, load_checkpoint, under
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, is_over, judged_again, load_checkpoint, under
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, broadcast_object
 from rankzero.engine.finish import copy_report, finished_report
@@ -27,10 +27,9 @@ from rankzero.engine.resume import (
 )
 from rankzero.engine.setup import Session
 from rankzero.engine.streams import tokens_of_another_version
-from rankzero.engine.train import is_over
 from rankzero.errors import RankzeroError
 from rankzero.model.fingerprint_beside import FingerprintBeside
-from rankzero.run_dir.atomic import put_back_displaced, storage_errors, write_text
+from rankzero.run_dir.atomic import put_back_displaced, read_errors, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
@@ -93,7 +92,7 @@ def set_aside(run_dir: RunDir, found: Found) -> None:
 def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
     """Begin anew what counts starts, and what they have logged, where those were of another setting that had the
     directory and saved nothing in it. Files are emptied, not removed: copies in object stores follow."""
-    with storage_errors(run_dir.spec):
+    with read_errors(run_dir.spec):
         if not there(run_dir.spec) or newest_manifest(run_dir) is not None:
             return
         run_dir.spec.read_bytes()  # what cannot be read now is no other setting's

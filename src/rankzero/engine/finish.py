@@ -28,6 +28,7 @@ from rankzero.run_dir.atomic import (
     NotReadError,
     commit_directory,
     place_given_by,
+    read_errors,
     verify_directory,
     write_json,
     write_text,
@@ -126,7 +127,8 @@ def leave_out_scores(run_dir: RunDir, about: Mapping[str, Any]) -> None:
     try:
         kept = kept_scores(run_dir.evaluation)
     except StorageError as error:  # a result is not kept back for what somebody else has closed
-        logger.warning("[RESULT] %s: scores in it may be of another result than final/", error)
+        words = "[RESULT] %s: %s; scores in it may be of another result than final/"
+        logger.warning(words, run_dir.evaluation, error.problems[0].what)
         kept = {}
     if kept and (left := of_the_base(of_this_base(kept, about))) != kept:
         write_json(run_dir.evaluation, left)
@@ -173,19 +175,19 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
 def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int) -> dict[str, Any] | None:
     """The report of a run that has nothing left to do; None where there is something. Raises NotReadError where what is
     there cannot be read now: else it would be made again, and what was measured of it be dropped."""
-    out = "move final/ away: it is made anew from its checkpoint"
     try:
-        if not there(run_dir.final / MANIFEST):
-            return None
+        with read_errors(run_dir.final):
+            if not there(run_dir.final / MANIFEST):
+                return None
         verify_result(run_dir.final)
-        report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
+        with read_errors(run_dir.report):
+            if not there(run_dir.report):
+                return None
+            report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
     except NotReadError as error:
-        raise not_now(error, out) from error
-    except (StorageError, FileNotFoundError, ValueError):
+        raise not_now(error, "move final/ away: it is made anew from its checkpoint") from error
+    except (StorageError, ValueError):
         return None
-    except OSError as error:
-        found = NotReadError(f"it cannot be read: {error.strerror or error}", where=str(run_dir.final.parent))
-        raise not_now(found, out) from error
     was: dict[str, Any] = report.get("spec", {})
     if report.get("steps") != last_step or _choice(was.get("checkpoint", {})) != _choice(dict(spec.checkpoint)):
         return None

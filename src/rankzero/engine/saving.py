@@ -47,6 +47,8 @@ class Contents:
     position: Position
     tensors: Snapshot
     generators: dict[str, Any]
+    only_to_end: bool
+    """Nothing is made of these weights, and nothing goes on from them: they are saved though they are NaN."""
 
 
 class Saver:
@@ -88,17 +90,18 @@ class Saver:
         """Whether this process writes a checkpoint, beside whatever else it does."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, position: Position) -> None:
+    def save(self, position: Position, *, only_to_end: bool = False) -> None:
         """Take what the checkpoint of this step holds, and have it written. Waits until the one before is committed.
+        `only_to_end`: the run is over, and its result is another step's.
 
-        Raises StorageError, on every rank, where that one failed.
+        Raises StorageError, on every rank, where the one before failed, and NonFiniteError.
         """
         self.wait()
         self.taken = position.step
         tensors = self._parallel.snapshot()
         at_once = not all(gather_objects(self._copy is not None or self._has_room(tensors.held)))
         self._copy = None if at_once else tensors.copied(self._copy)
-        contents = Contents(position, self._copy or tensors, generator_states())
+        contents = Contents(position, self._copy or tensors, generator_states(), only_to_end)
         if at_once:
             logger.debug("[CHECKPOINT] no memory for a copy: the steps wait until step %d is saved", position.step)
             self._write(contents)
@@ -169,8 +172,11 @@ class Saver:
         found = self._agree(failure, (contents.tensors.nbytes, contents.tensors.not_finite()), staged)
         needed = sum(nbytes for nbytes, _ in found)
         if lost := [name for _, names in found for name in names]:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise not_finite_error(step, lost)
+            not_finite = not_finite_error(step, lost)
+            if not contents.only_to_end:
+                shutil.rmtree(staged, ignore_errors=True)
+                raise not_finite
+            logger.warning("[CHECKPOINT] step %d: weights are NaN or Inf; the result is of another step", step)
         entries: dict[str, dict[str, Any]] = {}
         try:
             check_space(staged, needed)
@@ -222,8 +228,11 @@ def _not_saved(error: Exception) -> str:
 def not_finite_error(step: int, names: Sequence[str]) -> NonFiniteError:
     """Names the weights that are NaN or Inf after a step."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    what = f"after step {step} weights are NaN or Inf, so its checkpoint is not saved; older ones are intact"
-    hint = "lower train.learning_rate, or set train.max_grad_norm: the run then goes on from the newest checkpoint"
+    what = f"after step {step} weights are NaN or Inf: that is no checkpoint, and older ones stay"
+    hint = (
+        "to go on from the newest one, give the command again with a lower train.learning_rate and "
+        "--allow-change train.learning_rate"
+    )
     return NonFiniteError(Problem(what, f"{names[0]}{more}", hint))
 
 

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEAR_LINE_AND_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
-Activity = Literal["rows", "step", "evaluation", "samples", "save", "result", "ending"]
+Activity = Literal["rows", "step", "evaluation", "samples", "save", "result", "ending", "leaving"]
 _ANSWERS: dict[Activity, str] = {
     "rows": "saving, then stopping, without the rows that are waited for",
     "step": "stopping after this step, then saving",
@@ -45,6 +45,7 @@ _ANSWERS: dict[Activity, str] = {
     "save": "saving, then stopping",
     "result": "every step is done and saved; this ends when the result is written",
     "ending": "ending, once what was being saved is",
+    "leaving": "ending",
 }
 
 Leaving = Literal["stopped", "interrupted"]
@@ -91,9 +92,11 @@ class StopRequest:
         if self._tell is not None:
             self._tell(activity, step)
 
-    def ending(self) -> None:
-        """An error has ended the loop, and what is being saved is waited for."""
-        self.now("ending", step=self._step, saved=self._saved)
+    def after_the_loop(self, activity: Literal["ending", "leaving"], *, saved: int) -> None:
+        """What is being saved is waited for, or, `leaving`, nothing is written any more but what tells of the run. What
+        ends before the loop stays a start that ends."""
+        if self._activity is not None:
+            self.now(activity, step=self._step, saved=saved)
 
     @property
     def wanted(self) -> bool:
@@ -166,7 +169,7 @@ class StopRequest:
         if self._activity == "result":
             return "nothing: the same command writes the result"
         if steps == 0:
-            return "the step under way"
+            return "nothing" if self._activity in ("ending", "leaving") else "the step under way"
         count = counted(steps, "step")
         return f"{count} since step {self._saved}" if self._saved else f"{count}, all there are"
 

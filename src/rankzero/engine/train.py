@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
-from rankzero.engine.checkpoint import Position, under, with_eval
+from rankzero.engine.checkpoint import Position, is_over, only_ends, under, with_eval
 from rankzero.engine.console import RunConsole, Speed, logger, step_in_words
 from rankzero.engine.device import peak_memory
 from rankzero.engine.distributed import LONGEST_WAIT, World, broadcast_object, time_limit
@@ -39,7 +39,7 @@ from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.schedule import Schedule, is_due
+from rankzero.spec.schedule import is_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,6 @@ class Clock:
     def wall(self) -> float:
         """With evaluations and checkpoints."""
         return self._before + time.monotonic() - self._started
-
-
-def is_over(position: Position, schedule: Schedule) -> bool:
-    """Whether no step is left to do."""
-    return position.ended_early or position.step >= schedule.total_steps
 
 
 def next_step(
@@ -419,7 +414,7 @@ def save(session: Session, run: RunContext, position: Position) -> None:
     """Have a checkpoint of this step written while the run goes on. Raises StorageError where the one before failed."""
     run.stop.now("save", step=position.step, saved=run.saver.committed)
     with run.ledger.phase("save_wait"):
-        run.saver.save(position)
+        run.saver.save(position, only_to_end=only_ends(run.spec, position, session.schedule))
         if run.world.is_main and session.compiled is not None:
             save_artifacts(session.compiled)
 

@@ -378,13 +378,10 @@ def begin_saving(run: RunContext, stack: ExitStack) -> None:
         for step in sorted(run.run_dir.committed_steps()):
             run.metrics.saved(step)
     let_go(stack, partial(tell_what_is_saved, run))
+    # Whatever ends the loop: what takes time from here on is no step that hangs.
+    stack.callback(lambda: run.stop.after_the_loop("leaving", saved=run.saver.committed))
     stack.enter_context(run.saver)
-
-    def wait_for_it() -> None:
-        if run.saver.writing:  # an error has ended the loop: what is waited for now is no step that hangs
-            run.stop.ending()
-
-    stack.callback(wait_for_it)
+    stack.callback(lambda: run.stop.after_the_loop("ending", saved=run.saver.committed))
 
 
 def open_pace(spec: RunSpec, session: Session, world: World) -> Pace | None:

@@ -34,6 +34,8 @@ LOOK_SECONDS = 0.5
 PY_SPY_SECONDS = 10.0
 WRITE_SECONDS = 10.0
 """How long the evidence may take to write: the run directory itself may be what hangs."""
+LEAVE_SECONDS = 120.0
+"""How long a process may take from its last work on a run to its end: pages are written, and trackers told."""
 _AS_LONG_AS_IT_TAKES = ("save", "result", "ending")
 """What has time limits of its own, or none: a volume may be slow."""
 _AGAIN = "the same command continues from the newest checkpoint"
@@ -41,14 +43,17 @@ _AGAIN = "the same command continues from the newest checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A step that takes too long."""
+    """A step that takes too long, or what comes after the last one."""
 
     step: int
     seconds: float
     median: float
     """Of the steps before it; 0 where there was none."""
+    leaving: bool = False
 
     def __str__(self) -> str:
+        if self.leaving:
+            return f"a process has not left {self.seconds:.0f} s after its last work"
         usual = f" (a step takes {self.median:.3g} s)" if self.median else ""
         return f"step {self.step} has not ended after {self.seconds:.0f} s{usual}"
 
@@ -66,44 +71,53 @@ class Progress:
     def __init__(self, ranks: int, floor_seconds: float = FLOOR_SECONDS) -> None:
         self._ranks = [_Rank() for _ in range(ranks)]
         self._floor = floor_seconds
+        self.waits_for_others = False
+        """Whether the loop of a rank elsewhere is over, for whose end those here wait."""
 
     def look(self, beats: Sequence[Beat | None], now: float) -> Stall | None:
-        """Take note of the beats; what is late, if anything is. Nothing is while a rank that an error has ended waits
-        for what it saves: the others wait for it."""
-        stalls = [self._note(rank, beat, now) for rank, beat in zip(self._ranks, beats, strict=True)]
-        if any(beat is not None and beat.activity == "ending" for beat in beats):
-            return None
-        return max((stall for stall in stalls if stall is not None), key=lambda stall: stall.seconds, default=None)
+        """Take note of the beats; what is late, if anything is."""
+        for rank, beat in zip(self._ranks, beats, strict=True):
+            self._note(rank, beat, now)
+        return self._latest(now)
 
     def gets_on(self, now: float) -> bool:
         """Whether a run that was asked to stop is on its way to that, by the beats that were looked at last: it saves,
         or is in a step that is not late. Of a start's first step nobody knows when it is."""
+        if self._latest(now) is not None:
+            return False
         beats = [rank.beat for rank in self._ranks if rank.beat is not None]
-        if any(beat.activity in _AS_LONG_AS_IT_TAKES for beat in beats):
-            return True
-        known = any(beat.activity == "step" and beat.begun > 1 for beat in beats)
-        return known and not any(self._late(rank, now) for rank in self._ranks)
+        known = (*_AS_LONG_AS_IT_TAKES, "leaving")
+        return any(beat.activity in known or (beat.activity == "step" and beat.begun > 1) for beat in beats)
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop of some rank is over, so that the others wait for it to leave, and then notice."""
+        return any(rank.beat is not None and rank.beat.activity in ("ending", "leaving") for rank in self._ranks)
+
+    def _latest(self, now: float) -> Stall | None:
+        stalls = [stall for rank in self._ranks if (stall := self._late(rank, now)) is not None]
+        told = [stall for stall in stalls if stall.leaving or not (self.over or self.waits_for_others)]
+        return max(told, key=lambda stall: stall.seconds, default=None)
 
     def forgive(self, now: float) -> None:
         """Begin to wait anew: somebody has paused the run."""
         for rank in self._ranks:
             rank.since = now
 
-    def _note(self, rank: _Rank, beat: Beat | None, now: float) -> Stall | None:
+    def _note(self, rank: _Rank, beat: Beat | None, now: float) -> None:
         before = rank.beat
         if beat != before:
             if before is not None and beat is not None and before.activity == "step":
                 rank.steps.append((now - rank.since) / max(1, beat.begun - before.begun))
             rank.beat, rank.since = beat, now
-            return None
-        return self._late(rank, now)
 
     def _late(self, rank: _Rank, now: float) -> Stall | None:
-        beat = rank.beat
+        beat, seconds = rank.beat, now - rank.since
+        if beat is not None and beat.activity == "leaving":
+            return Stall(beat.step + 1, seconds, 0.0, leaving=True) if seconds > LEAVE_SECONDS else None
         if beat is None or beat.activity != "step" or beat.begun <= 1:
             return None
         usual = median(rank.steps) if rank.steps else 0.0
-        seconds = now - rank.since
         return Stall(beat.step + 1, seconds, usual) if seconds > max(self._floor, TIMES_MEDIAN * usual) else None
 
 
@@ -152,6 +166,15 @@ class HangWatch:
                 self._workers.end(found)
             else:
                 self._say(f"{found.problems[0]}; it is waited for, since nothing would start the run again")
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop of a rank here is over, by its beats: ranks on other nodes wait for it to leave."""
+        return self._progress.over
+
+    def wait_for_others(self) -> None:
+        """The loop of a rank on another node is over: a step here that waits for it is not late."""
+        self._progress.waits_for_others = True
 
     def gets_on(self) -> bool:
         """Whether the workers, asked to stop, are on their way to that: what they save is not cut off."""

@@ -25,6 +25,7 @@ from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import AGAIN_VARIABLE, RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.steps import newest_step
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.stderr import write_stderr
@@ -129,7 +130,7 @@ class _Local:
         stop came before they were."""
         if self._stop_at is not None or not may_be_cured(failure):
             raise failure
-        saved = next(iter(self._run_dir.committed_steps()), None)
+        saved = newest_step(self._run_dir, self._restarts.saved)
         if refused := self._restarts.refused(saved):
             if self._restarts.made:
                 raise _given_up(failure, refused)

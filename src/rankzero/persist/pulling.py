@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from rankzero.directories import there
 from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
 from rankzero.persist.objects import inside
 from rankzero.persist.sending import is_plain
@@ -30,6 +29,7 @@ from rankzero.run_dir.atomic import (
     file_sha256,
     fsync_path,
     parse_manifest,
+    read_errors,
     read_manifest,
     replace_directory,
     stage_name,
@@ -118,14 +118,14 @@ class _Pull:
         if (held := holder(root, perhaps=True)) is not None:
             raise StorageError(f"{held} trains in this directory", where=str(root), hint="give another --output")
         ours = _bytes(self._run_dir.spec)
-        if not ours:
+        if ours is None:
             return
         theirs = self._read("run.yaml", names.get("run.yaml", 0))
         problems = self._differences(ours, theirs, names)
         if problems:
             hint = "give another --output, or move that run away"
             raise ConfigError([Problem("this directory holds another run", str(root), hint), *problems])
-        here = furthest(self._run_dir.committed_steps(), _bytes(self._run_dir.report))
+        here = furthest(self._run_dir.committed_steps(), _bytes(self._run_dir.report) or b"")
         there = furthest(_steps(names), self._read("report.json", names.get("report.json", 0)))
         if here > there:
             what = f"the run is at step {here} here, and only at step {there} there"
@@ -144,7 +144,7 @@ class _Pull:
     def _begun_alike(self, names: Mapping[str, int]) -> bool:
         """Whether both have the same first step, made at one time."""
         name = "metrics.jsonl"
-        here = _bytes(self._run_dir.metrics).partition(b"\n")[0]
+        here = (_bytes(self._run_dir.metrics) or b"").partition(b"\n")[0]
         there = self._read(name, min(CHUNK, names.get(name, 0))).partition(b"\n")[0]
         return here == there and b'"time"' in here
 
@@ -315,9 +315,13 @@ def _steps(names: Iterable[str]) -> set[int]:
     return {int(name.removeprefix("step-")) for name in there if name.removeprefix("step-").isdigit()}
 
 
-def _bytes(path: Path) -> bytes:
-    with storage_errors(path):
-        return path.read_bytes() if there(path) else b""
+def _bytes(path: Path) -> bytes | None:
+    """None: there is no such file. Raises NotReadError."""
+    with read_errors(path):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
 
 
 def _spec(text: bytes) -> RunSpec | None:

@@ -24,6 +24,7 @@ from rankzero.run_dir.atomic import (
     NotReadError,
     faults,
     put_back_displaced,
+    read_errors,
     read_manifest,
     remove_stale,
     replace_directory,
@@ -87,6 +88,8 @@ class RunStore:
             there = self._copy.manifest(checkpoint_name(step))
             try:
                 return there is not None and there == read_manifest(self._run_dir.checkpoint(step))
+            except NotReadError:
+                raise
             except StorageError:
                 return False
         return False
@@ -301,5 +304,5 @@ def _is_damaged(run_dir: RunDir, step: int, *, hashes: bool) -> bool:
 
 
 def _bytes(path: Path) -> bytes:
-    with storage_errors(path):
+    with read_errors(path):
         return path.read_bytes() if there(path) else b""

@@ -312,6 +312,20 @@ class NotReadError(StorageError):
     """What is there can perhaps be read another time, or by another version: nothing says that it is damaged."""
 
 
+class NewerFormatError(NotReadError):
+    """It is whole, and another version's."""
+
+
+@contextmanager
+def read_errors(where: Path) -> Iterator[None]:
+    """Turn an OSError into a NotReadError that names the place; as `storage_errors` for what is only read."""
+    try:
+        yield
+    except OSError as error:
+        what, hint = f"it cannot be read: {error.strerror or error}", "give the same command again"
+        raise NotReadError(what, where=str(where), hint=hint) from error
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """A committed directory's manifest. Raises StorageError where it is missing, or not as it was written."""
     path = directory / MANIFEST
@@ -337,7 +351,7 @@ def parse_manifest(text: str, where: str) -> dict[str, Any]:
     seal = value.pop(SEAL, None)
     if isinstance(number := value.get("format"), int) and number > FORMAT and seal == _digest(value):
         hint = "take that version, which its manifest names"
-        raise NotReadError(f"it is of a newer rankzero (format {number})", where=where, hint=hint)
+        raise NewerFormatError(f"it is of a newer rankzero (format {number})", where=where, hint=hint)
     if value.get("format") != FIRST_FORMAT and (value.get("format") != FORMAT or seal != _digest(value)):
         raise StorageError("the manifest changed since it was saved, or is of a newer rankzero", where=where)
     if not all(_is_entry(name, entry) for name, entry in value["files"].items()):

@@ -39,7 +39,8 @@ class Beat:
     """What a worker is doing. Without a time: its clock may be wrong, and whoever watches has one."""
 
     activity: str
-    """rows (which are waited for), step, evaluation, samples, save, result, or ending (a save, after an error)."""
+    """rows (which are waited for), step, evaluation, samples, save, result, ending (the loop is over, a save perhaps
+    not), or leaving."""
     step: int
     """Optimizer steps of the run that are done."""
     begun: int

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankzero.directories import there
 from rankzero.errors import Problem, StorageError
-from rankzero.run_dir.atomic import MANIFEST, NotReadError, faults, read_manifest, storage_errors
+from rankzero.run_dir.atomic import MANIFEST, NewerFormatError, NotReadError, faults, read_errors, read_manifest
 
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
@@ -49,7 +49,7 @@ def verify_result(directory: Path) -> tuple[str, ...]:
     nobody can tell now.
     """
     root = directory.parent if directory.name == WEIGHTS else directory
-    with storage_errors(root):
+    with read_errors(root):
         if not there(root / MANIFEST):
             return ()
     try:
@@ -70,9 +70,11 @@ def verify_result(directory: Path) -> tuple[str, ...]:
 
 
 def not_now(error: NotReadError, otherwise: str) -> NotReadError:
-    """The same, with what to do about it where it does not say: wait, or, of a file that is lost, this."""
+    """The same, with what to do about it: wait, or, of a file that is lost, this. A newer version's says itself."""
+    if isinstance(error, NewerFormatError):
+        return error
     again = f"give the same command again; where it stays so, {otherwise}"
-    return NotReadError([Problem(one.what, one.where, one.hint or again) for one in error.problems])
+    return NotReadError([Problem(one.what, one.where, again) for one in error.problems])
 
 
 def _with_hint(error: StorageError, hint: str) -> StorageError:

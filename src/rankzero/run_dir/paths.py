@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rankzero.run_dir.atomic import fsync_path, storage_errors
+from rankzero.run_dir.atomic import fsync_path, read_errors, storage_errors
 
 LinkName = Literal["best", "last"]
 LINKS: tuple[LinkName, ...] = ("best", "last")
@@ -32,6 +33,16 @@ _ASIDE = "damaged-"
 def has_tokenizer(directory: Path) -> bool:
     """Whether there is a tokenizer beside the weights in a directory."""
     return any((directory / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """A link that leads nowhere, or round and round, is none. Raises OSError of what cannot be looked at."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +175,14 @@ class RunDir:
 
     def committed_steps(self) -> list[int]:
         """Steps that have a checkpoint directory under its final name, newest first. Says nothing of their content.
-        Raises OSError where it cannot be seen which there are: none would be a run that begins."""
-        try:
-            with os.scandir(self.checkpoints) as entries:
-                matches = [_STEP.fullmatch(entry.name) for entry in entries if entry.is_dir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+        Raises NotReadError where it cannot be seen which there are: none would be a run that begins."""
+        with read_errors(self.checkpoints):
+            try:
+                with os.scandir(self.checkpoints) as entries:
+                    named = [(match, entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return sorted((int(match.group(1)) for match, entry in named if _is_directory(entry)), reverse=True)
 
     def set_aside(self, step: int) -> Path:
         """Take a damaged checkpoint out of what is counted, pruned and continued from; its bytes stay for whoever

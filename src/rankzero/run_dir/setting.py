@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import NotReadError, read_manifest
+from rankzero.run_dir.atomic import NewerFormatError, NotReadError, read_manifest
 from rankzero.run_dir.intact import not_now, require_whole
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.data_paths import parse_data_path
@@ -85,7 +85,12 @@ def _begun_beside(spec: RunSpec) -> RunSpec | None:
 def _found_beside(spec: RunSpec, is_same: Callable[[RunSpec, RunSpec], bool]) -> RunSpec | None:
     pattern = f"{glob.escape(beside_prefix(spec))}{'[0-9a-f]' * 6}"
     for place in sorted(Path(spec.output_dir).glob(pattern)):
-        held = newest_manifest(RunDir(place))
+        try:
+            held = newest_manifest(RunDir(place))
+        except NewerFormatError:  # another version's is no setting that this one has begun
+            continue
+        except NotReadError as error:
+            raise not_now(error, f"move {place} away, whole: it may be this run's, or be of other settings") from error
         if held is not None and _is_of(held, spec, is_same):
             return _beside(spec, place.name)
     return None

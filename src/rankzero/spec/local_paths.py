@@ -146,13 +146,13 @@ def is_there(path: str) -> bool:
 
 
 def is_gone(path: str) -> bool:
-    """Whether nothing is there. Of what is in a directory that may not be entered, or is away now, nobody knows it."""
+    """Whether nothing is there. Of what is in a directory that may not be entered nobody knows it."""
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return not glob.glob(path)
-    except OSError:
+    except PermissionError:
         return False
+    except (OSError, ValueError):  # also of a server that is gone, for which data move
+        return not glob.glob(path)
     return False
 
 

@@ -15,6 +15,7 @@ from rankzero.errors import StorageError
 from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import FORMAT, SEAL, NotReadError, commit_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.steps import newest_step
 from tests.support.runs import small_spec
 from tests.support.unreadable import stale
 
@@ -103,9 +104,18 @@ def test_a_volume_that_is_away_is_no_run_that_begins(
         monkeypatch.setattr(Path, "is_dir", lambda path: os.path.isdir(path))
     with monkeypatch.context() as patch:
         stale(patch, run_dir.checkpoints)
-        with pytest.raises(OSError, match="Stale file handle"):
+        with pytest.raises(NotReadError, match="Stale file handle"):
             find_checkpoints(run_dir, lambda _: None)
-    assert run_dir.committed_steps() == [6, 4, 2]
+        assert newest_step(run_dir, otherwise=4) == 4
+    assert run_dir.committed_steps() == [6, 4, 2] and newest_step(run_dir, otherwise=4) == 6
     assert not RunDir(run_dir.root / "none").committed_steps()
     run_dir.report.write_text("{}")
     assert not RunDir(run_dir.report).committed_steps(), "a file is no run"
+
+
+def test_links_that_lead_nowhere_hide_no_checkpoint(run_dir: RunDir) -> None:
+    (run_dir.root / "archive.tar").write_text("of older ones")
+    (run_dir.checkpoints / "step-1").symlink_to(run_dir.root / "archive.tar" / "step-1")
+    (run_dir.checkpoints / "step-3").symlink_to(run_dir.root / "gone")
+    (run_dir.checkpoints / "step-5").symlink_to(run_dir.checkpoints / "step-5")
+    assert run_dir.committed_steps() == [6, 4, 2]

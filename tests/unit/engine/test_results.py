@@ -26,7 +26,8 @@ from rankzero.engine.continuing import what_is_next
 from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
 from rankzero.engine.hooks import Hooks
-from rankzero.errors import StoppedError, StorageError
+from rankzero.engine.parallel.replicas import Replicated
+from rankzero.errors import NonFiniteError, StoppedError, StorageError
 from rankzero.model.generate import Reply
 from rankzero.report.run import read_run
 from rankzero.run_dir.atomic import read_manifest
@@ -342,6 +343,32 @@ def steps_kept(spec: RunSpec) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run_root(spec) / "checkpoints").iterdir())
 
 
+def test_weights_that_are_lost_at_the_end_keep_no_better_result_back(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best is intact; the same command would come to the same end again and again."""
+    scripted_evaluations(monkeypatch, [1.0, math.nan])
+    spec = small_spec(tmp_path, tiny, eval__every=2, checkpoint__every=2, train__max_steps=4)
+    step, looks_at_steps = Replicated.step, True
+
+    def breaks(self: Replicated) -> None:
+        step(self)
+        if not looks_at_steps or len(metrics(spec)) == 3:
+            next(iter(self._parameters.values())).data.fill_(math.nan)
+
+    monkeypatch.setattr(Replicated, "step", breaks)
+    report = run_here(spec)
+    assert (report["best_step"], report["final_step"], report["steps"]) == (2, 2, 4)
+    assert "step 4: weights are NaN or Inf; the result is of another step" in log(spec)
+    tensors = load_file(run_root(spec) / "final/adapter_model.safetensors").values()
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    assert run_here(spec)["final_step"] == 2, "it is finished"
+    looks_at_steps = False
+    last = small_spec(tmp_path, tiny, name="last", eval_rows=0, train__max_steps=1)
+    with pytest.raises(NonFiniteError, match="that is no checkpoint(?s:.)*--allow-change train.learning_rate"):
+        run_here(last)
+
+
 def test_lines_of_steps_that_are_lost_are_missed(tmp_path: Path, tiny: Path) -> None:
     """By a power cut, or by hand: charts and what was best would be of the others, and nobody know."""
     run_here(small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=3))
@@ -443,7 +470,9 @@ def test_a_result_is_kept_back_by_no_scores_that_cannot_be_read(
     with monkeypatch.context() as patch:
         shut(patch, run_dir.evaluation)
         assert run_here(longer, allow_changes=("train.max_steps",))["final_step"] == 2
-    assert "eval.json: Permission denied" in log(spec) and "may be of another result than final/" in log(spec)
+    assert "eval.json: it cannot be read: Permission denied" in log(
+        spec
+    ) and "may be of another result than final/" in log(spec)
 
 
 def test_a_result_is_written_while_somebody_else_evaluates_the_one_before(

@@ -53,7 +53,7 @@ def test_who_watches_hears_that_an_error_has_ended_the_run_while_it_is_saved(
     with pytest.raises(EndedError):
         run_here(spec, hooks=ends_in(3, []))
     assert RunDir(run_root(spec)).committed_steps() == [2]
-    assert told[-2:] == [("step", 2), ("ending", 2)]
+    assert told[-3:] == [("step", 2), ("ending", 2), ("leaving", 2)]
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["by an error", "by a kill"])

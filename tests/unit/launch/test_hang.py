@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankzero.launch.hang import LOOK_SECONDS, Progress, Stall, waited_for
+from rankzero.launch.hang import LEAVE_SECONDS, LOOK_SECONDS, Progress, Stall, waited_for
 from rankzero.launch.processes import SUSPENDED_SECONDS
 from rankzero.run_dir.handover import Beat
 
@@ -64,6 +64,25 @@ def test_nobody_is_late_who_waits_for_one_that_an_error_has_ended_and_that_saves
     assert progress.look([waiting, Beat("ending", 4, 5)], 3000.0) is None
 
 
+def test_a_process_that_does_not_leave_is_a_hang_of_its_own() -> None:
+    """Those that wait for it in a step are not named for it; on other nodes they are told that they wait."""
+    progress, waiting = Progress(2), Beat("step", 4, 5)
+    progress.look([waiting, Beat("leaving", 4, 5)], 0.0)
+    assert progress.look([waiting, Beat("leaving", 4, 5)], LEAVE_SECONDS - 1) is None
+    late = progress.look([waiting, Beat("leaving", 4, 5)], LEAVE_SECONDS + 1)
+    assert str(late) == "a process has not left 121 s after its last work"
+    elsewhere = Progress(1)
+    elsewhere.look([waiting], 0.0)
+    elsewhere.waits_for_others = True
+    assert elsewhere.look([waiting], 3000.0) is None
+
+
+def test_one_that_saves_hides_none_that_hangs_in_a_step() -> None:
+    progress, beats = Progress(2), [Beat("save", 5, 5), Beat("step", 4, 5)]
+    progress.look(beats, 0.0)
+    assert progress.gets_on(29.0) and not progress.gets_on(31.0)
+
+
 def test_a_run_that_was_asked_to_stop_gets_on_in_a_step_in_time_and_in_what_it_writes() -> None:
     story = Story()
     assert not story.progress.gets_on(story.now), "nothing has begun"
@@ -77,6 +96,10 @@ def test_a_run_that_was_asked_to_stop_gets_on_in_a_step_in_time_and_in_what_it_w
     for activity in ("save", "result", "ending"):
         story.does(activity, 10, seconds=3000)
         assert story.progress.gets_on(story.now)
+    story.does("leaving", 10, seconds=LEAVE_SECONDS - 1)
+    assert story.progress.gets_on(story.now)
+    story.passes(2)
+    assert not story.progress.gets_on(story.now)
     for activity in ("evaluation", "samples", "rows"):
         story.does(activity, 10, seconds=1)
         assert not story.progress.gets_on(story.now)

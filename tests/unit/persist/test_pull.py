@@ -203,6 +203,14 @@ def test_a_result_of_other_places_stays_where_content_does_not_tell(
     assert here.spec.read_text() == spec_text(**changes)
 
 
+def test_a_run_whose_spec_was_cut_off_is_one(source: Source, tmp_path: Path) -> None:
+    """A copy onto a full disk has left nothing of it."""
+    here = of_here(tmp_path, "", **MADE_OF)
+    with pytest.raises(ConfigError, match="another run"):
+        pull(source, here.root, print)
+    assert (here.final / "model/model.safetensors").read_text().startswith("mine")
+
+
 @pytest.mark.parametrize("of", ["result", "checkpoint"])
 def test_what_cannot_be_read_here_may_be_another_runs(
     of: str, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

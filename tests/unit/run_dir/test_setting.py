@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankzero.run_dir.atomic import MANIFEST, NotReadError, commit_directory
+from rankzero.run_dir import atomic
+from rankzero.run_dir.atomic import FORMAT, MANIFEST, SEAL, NotReadError, commit_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import has_moved, is_finished, settled
 from rankzero.spec.diff import Change, name_beside
@@ -215,3 +217,23 @@ def test_what_cannot_be_read_now_moves_no_run(tmp_path: Path, monkeypatch: pytes
             settled(other)
     assert "the one before" in refused.value.problems[0].hint
     assert settled(other).name == beside
+
+
+def test_another_version_s_run_beside_keeps_none_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beside that cannot be read now may be this run's: that is waited for, and nothing of it is to be moved."""
+    save(spec(tmp_path))
+    beside, third = settled(spec(tmp_path, epochs=3)), spec(tmp_path, epochs=5)
+    save(beside)
+    wanted = settled(third).name
+    manifest = tmp_path / str(beside.name) / "checkpoints" / "step-5" / MANIFEST
+    with monkeypatch.context() as patch:
+        stale(patch, manifest)
+        with pytest.raises(NotReadError, match="Stale file handle") as refused:
+            settled(third)
+    hint = refused.value.problems[0].hint
+    assert "the one before" not in hint and f"move {tmp_path / str(beside.name)} away, whole" in hint
+    value = json.loads(manifest.read_text())
+    value.pop(SEAL)
+    value["format"] = FORMAT + 1
+    manifest.write_text(json.dumps({**value, SEAL: atomic._digest(value)}))
+    assert settled(third).name == wanted

@@ -9,6 +9,7 @@ from rankzero.errors import RankzeroError
 from rankzero.launch.restarts import Restarts
 from rankzero.run_dir.atomic import storage_errors, write_json
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.steps import newest_step
 
 
 class Attempts:
@@ -57,7 +58,7 @@ class Attempts:
 
     @property
     def _saved(self) -> int | None:
-        return next(iter(self._run_dir.committed_steps()), None)
+        return newest_step(self._run_dir, self._restarts.saved)
 
     def _write(self) -> None:
         with storage_errors(self._path):

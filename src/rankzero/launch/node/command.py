@@ -196,6 +196,7 @@ class Node:
         alone = self._client is None
         hang = HangWatch(workers, run_dir, self._output.say, compiled=compiled, alone=alone, attended=False)
         again = self._settings.max_restarts > 0
+        told = False
         while workers.running():
             now = time.monotonic()
             if self._stop.at is not None and now - self._stop.at > grace:
@@ -206,10 +207,15 @@ class Node:
             elif workers.peers_are_late(grace):
                 workers.end_late_peers()
             hang.look(end=again and not self._stop.wanted)  # a stop has a grace period of its own
+            if hang.over and not told and self._client is not None:
+                self._client.send({"over": True})
+                told = True
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue
             self._heed(message)
+            if "over" in message:
+                hang.wait_for_others()
             if "again" in message or "lost" in message:
                 because = str(message.get("again", "node 0 is gone"))
                 if not message.get("gentle"):

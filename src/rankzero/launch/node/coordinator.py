@@ -87,6 +87,10 @@ class Coordinator:
             return self._gather(f"node {node} failed with exit code {code}", but=node)
         return self.tick(now)
 
+    def loop_over(self, node: int) -> list[Order]:
+        """The loop of a node's ranks is over, and what they were saving perhaps not: the others wait for it."""
+        return [Order(other, {"over": node}) for other in self.running if other != node and node in self.running]
+
     def tick(self, now: float) -> list[Order]:
         """What the passing of time brings."""
         if not self.running:

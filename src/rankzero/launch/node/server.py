@@ -144,6 +144,8 @@ class Server:
     def _heard(self, node: int, message: Message, now: float) -> None:
         if "ready" in message:
             self._carry_out(self._coordinator.joined(node, now))
+        elif "over" in message:
+            self._carry_out(self._coordinator.loop_over(node))
         elif "ended" in message:
             lost, why = bool(message.get("peer_lost")), message.get("why")
             code = int(message["ended"])

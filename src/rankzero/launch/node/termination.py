@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StoppedError
+from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StoppedError, StorageError
 from rankzero.launch.log_lines import last_progress
 from rankzero.launch.node.settings import TERMINATION_LOG
 from rankzero.run_dir.goodput import read_starts, summed_up
@@ -30,7 +30,9 @@ def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Cal
     problem = error.problems[0] if error is not None and error.problems else None
     more = f" (and {len(error.problems) - 1} more in the log)" if error is not None and len(error.problems) > 1 else ""
     step, total = progress(run_dir)
-    checkpoints = run_dir.committed_steps()
+    checkpoints: list[int] = []
+    with suppress(StorageError):  # of a volume that is away: how it ended is told all the same
+        checkpoints = run_dir.committed_steps()
     return {
         "rankzero": 1,
         "outcome": _outcome(error),

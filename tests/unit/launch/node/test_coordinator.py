@@ -92,6 +92,14 @@ def test_elastic_waits_for_the_rest_and_takes_late_ones_in_gently() -> None:
     assert told(orders, "gentle") == {0: True, 2: True}
 
 
+def test_the_others_hear_of_a_node_whose_loop_is_over() -> None:
+    coordinator = running()
+    assert told(coordinator.loop_over(1), "over") == {0: 1, 2: 1}
+    coordinator.node_ended(1, 0, 1.0)
+    coordinator.lost(2, 2.0)
+    assert coordinator.loop_over(0) == [], "no start is under way"
+
+
 EVENTS = st.tuples(st.sampled_from(["join", "lose", "done", "stop", "fail", "blame", "tick"]), st.integers(0, 3))
 
 

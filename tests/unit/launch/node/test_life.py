@@ -111,6 +111,8 @@ def test_a_late_step_ends_the_start_only_where_there_is_another(
     looks: list[bool] = []
 
     class Watch:
+        over = False
+
         def __init__(self, *_: object, **__: object) -> None:
             pass
 
@@ -123,6 +125,31 @@ def test_a_late_step_ends_the_start_only_where_there_is_another(
     play = Play(tmp_path, max_restarts=max_restarts)
     error, _ = play.run((lambda: any("ended" in sent for sent in play.script.sent), lambda: {"end": 0, "because": ""}))
     assert error is None and set(looks) == {ends}
+
+
+def test_nodes_tell_each_other_that_they_save_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those whose ranks wait for it would take that for a hang, and end the start before the checkpoint is."""
+    waits: list[bool] = []
+
+    class Watch:
+        over = True
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def look(self, *, end: bool) -> None: ...
+
+        def wait_for_others(self) -> None:
+            waits.append(True)
+            (tmp_path / "go").write_text("0")
+
+    monkeypatch.setattr(command, "HangWatch", Watch)
+    play = Play(tmp_path, max_restarts=3)
+    error, script = play.run(
+        (lambda: {"over": True} in play.script.sent, lambda: {"over": 0}),
+        (lambda: any("ended" in sent for sent in play.script.sent), lambda: {"end": 0, "because": ""}),
+    )
+    assert error is None and waits == [True] and script.sent.count({"over": True}) == 1
 
 
 def test_a_stop_before_processes_can_listen_is_a_stop(tmp_path: Path) -> None:
