@@ -3,8 +3,6 @@ beside it. Removes no other volumes."""
 
 from __future__ import annotations
 
-import json
-
 from rankzero.launch import labels
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.pod import user_name
@@ -15,12 +13,9 @@ _NOTE = f"{labels.USED_BY}volume"
 
 
 def is_ours(docker: Docker, volume: str) -> bool | None:
-    """Whether we made it; None where there is none."""
-    answer = docker.try_call("volume", "inspect", volume)
-    if answer.code:
-        return None
-    (found,) = json.loads(answer.out)
-    return bool((found["Labels"] or {}).get(labels.MANAGED_BY) == "rankzero")
+    """Whether we made it; None where docker says that there is none. Raises ServiceError where it does not say."""
+    found = docker.look_up("volume", volume)
+    return None if found is None else (found["Labels"] or {}).get(labels.MANAGED_BY) == "rankzero"
 
 
 def note_user(docker: Docker, volume: str, run: str) -> None:

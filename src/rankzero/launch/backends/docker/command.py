@@ -18,6 +18,9 @@ from rankzero.launch.silence import SilentError
 
 PROGRAM = "docker"
 _MOST_STDERR = 2000
+_NOT_CONNECTED = "error during connect:"
+_ABSENT = {"volume": ("no such volume", "volume {} not found")}
+"""How versions of docker say that there is none of a name, a manager of a swarm, and podman in docker's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,18 @@ class Docker:
         found: list[dict[str, Any]] = json.loads(answer.out)
         return found
 
+    def look_up(self, kind: str, name: str) -> dict[str, Any] | None:
+        """A volume as docker describes it; None where it says that there is none. Raises as `call` does where it says
+        anything else: then there may be one."""
+        arguments = (kind, "inspect", name)
+        answer = self.try_call(*arguments)
+        if answer.code == 0:
+            (found,) = json.loads(answer.out)
+            return cast("dict[str, Any]", found)
+        if not any(words.format(name).lower() in answer.err.lower() for words in _ABSENT[kind]):
+            raise refusal(arguments, answer.err)
+        return None
+
     def has_image(self, image: str) -> bool:
         """Whether the daemon has it already."""
         return self.try_call("image", "inspect", "--format", "{{.Id}}", image).code == 0
@@ -166,7 +181,8 @@ def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
         return AccessError("this user may not talk to the docker daemon", where="docker", hint=hint)
     if _unreachable(err):
         hint = "start it (`sudo systemctl start docker`, or Docker Desktop); DOCKER_HOST says where it is looked for"
-        return SilentError("the docker daemon does not answer", where="docker", hint=hint)
+        reason = f": {text}" if _NOT_CONNECTED in lower else ""  # ssh's, or TLS's
+        return SilentError(f"the docker daemon does not answer{reason}", where="docker", hint=hint)
     if "bind source path does not exist" in lower or "invalid mount config" in lower:
         return ConfigError(what, where="storage", hint="make the directory on this machine, or correct host_path")
     if "could not select device driver" in lower or "nvidia-container-cli" in lower:
@@ -180,7 +196,7 @@ def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
 def is_dockers_own(err: str) -> bool:
     """Whether these are docker's last words, and not those of a command that it ran."""
     last = next(iter(err.strip().splitlines()[-1:]), "").lower()
-    return last.startswith(("error response from daemon:", "error during connect:")) or _unreachable(last)
+    return last.startswith("error response from daemon:") or _unreachable(last)
 
 
 def _unreachable(err: str) -> bool:
@@ -192,6 +208,7 @@ def _unreachable(err: str) -> bool:
             "is the docker daemon running",
             "permission denied while trying to connect",
             "failed to connect to the docker api",
+            _NOT_CONNECTED,
         )
     )
 

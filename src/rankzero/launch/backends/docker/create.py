@@ -63,7 +63,7 @@ class Creation:
         Raises ConfigError for a claim that is not there and that nobody makes.
         """
         claims = dict.fromkeys(mount.source for one in containers for mount in one.mounts if mount.kind == "claim")
-        missing = [claim for claim in claims if self._docker.try_call("volume", "inspect", volume_name(claim)).code]
+        missing = [claim for claim in claims if self._docker.look_up("volume", volume_name(claim)) is None]
         unknown = [claim for claim in missing if claim not in self._claims]
         if unknown:
             raise ConfigError(

@@ -43,7 +43,7 @@ def _mount(docker: Docker, pod: Manifest, mount: Manifest) -> str:
         return mount_option("bind", volume["hostPath"]["path"], mount["mountPath"], read_only=True)
     claim = volume["persistentVolumeClaim"]["claimName"]
     source = volume_name(claim)
-    if docker.try_call("volume", "inspect", source).code:
+    if docker.look_up("volume", source) is None:
         hint = "no run has used it on this machine, or `rankzero delete --claims` has removed it"
         raise ConfigError(f"there is no docker volume {source} for the claim {claim}", where="storage", hint=hint)
     return mount_option("volume", source, mount["mountPath"], read_only=True)

@@ -170,7 +170,7 @@ def kept(kind: str) -> Callable[[dict[str, Any], list[str]], None]:
                 "\n".join(name for name, labels in things.items() if value in ("", labels.get(key)) and key in labels)
             )
         elif names[0] not in things:
-            refuse(f"get {names[0]}: no such thing")
+            refuse(f"get {names[0]}: no such volume" if kind == "volumes" else f"network {names[0]} not found")
         elif verb == "inspect":
             print(json.dumps([{"Name": names[0], "Labels": things[names[0]] or None}]))
         elif verb == "rm":

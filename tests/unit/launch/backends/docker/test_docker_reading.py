@@ -19,12 +19,14 @@ class Daemon:
 
     def __init__(self, *volumes: str) -> None:
         self.volumes, self.calls = volumes, []  # type: tuple[str, ...], list[list[str]]
+        self.refusal = "Error response from daemon: get rankzero-outputs: no such volume"
 
     def __call__(self, arguments: Sequence[str], _env: Mapping[str, str]) -> Answer:
         _, verb, *rest = arguments
         self.calls.append([verb, *rest])
         if verb == "volume":
-            return Answer(0 if rest[-1] in self.volumes else 1, "", "no such volume")
+            there = rest[-1] in self.volumes
+            return Answer(0, "[{}]", "") if there else Answer(1, "[]", f"{self.refusal}\n")
         if verb == "exec":
             try:
                 return Answer(0, run_python(rest[1:]), "")
@@ -64,3 +66,11 @@ def test_a_volume_that_is_not_there_is_not_made() -> None:
     with pytest.raises(ConfigError, match="no docker volume"), DockerBackend(Docker(daemon)).reading(pod, print):
         pytest.fail("it read an empty volume")
     assert not [call for call in daemon.calls if call[0] == "run"]
+
+
+def test_a_volume_that_docker_could_not_look_up_is_not_said_to_be_away() -> None:
+    daemon = Daemon()
+    daemon.refusal = "Error response from daemon: get rankzero-outputs: context deadline exceeded"
+    pod = reader_pod(cluster(claim="outputs"), "pull-1")
+    with pytest.raises(ServiceError, match="deadline"), DockerBackend(Docker(daemon)).reading(pod, print):
+        pytest.fail("it read what it knows nothing of")
