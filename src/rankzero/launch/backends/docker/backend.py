@@ -171,7 +171,7 @@ class DockerBackend:
         if containers:
             self._docker.call("rm", "--volumes", *(one["Id"] for one in containers))
             removed += [f"container {one['Name'].lstrip('/')}" for one in containers]
-        if self._docker.try_call("network", "inspect", network_name(run)).code == 0:
+        if self._docker.look_up("network", network_name(run)) is not None:
             self._docker.call("network", "rm", network_name(run))
             removed.append(f"network {network_name(run)}")
         label = f"label={labels.RUN}={run}"

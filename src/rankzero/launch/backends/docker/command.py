@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 from rankzero.launch.silence import SilentError
@@ -19,7 +19,12 @@ from rankzero.launch.silence import SilentError
 PROGRAM = "docker"
 _MOST_STDERR = 2000
 _NOT_CONNECTED = "error during connect:"
-_ABSENT = {"volume": ("no such volume", "volume {} not found")}
+Kind = Literal["volume", "network", "image"]
+_ABSENT: Mapping[Kind, Sequence[str]] = {
+    "volume": ("no such volume", "volume {} not found"),
+    "network": ("no such network", "network {} not found", "network not found"),
+    "image": ("no such image", "image not known", "invalid reference format"),
+}
 """How versions of docker say that there is none of a name, a manager of a swarm, and podman in docker's place."""
 
 
@@ -91,13 +96,19 @@ class Docker:
         return self.inspect(*names)
 
     def inspect(self, *names: str) -> list[dict[str, Any]]:
-        """Containers as docker describes them; without those that have been removed meanwhile."""
-        answer = self.try_call("inspect", "--type", "container", *names)
-        found: list[dict[str, Any]] = json.loads(answer.out)
+        """Containers as docker describes them; without those of which it says that there are none, for they have been
+        removed meanwhile. Raises as `call` does where it says something else of one."""
+        arguments = ("inspect", "--type", "container", *names)
+        answer = self.try_call(*arguments)
+        absent = [line for line in answer.err.splitlines() if "no such container" in line.lower()]
+        away = [name for name in names if any(name in line for line in absent)]
+        found: list[dict[str, Any]] = json.loads(answer.out or "[]")
+        if answer.code and len(found) + len(away) < len(names):
+            raise refusal(arguments, answer.err)
         return found
 
-    def look_up(self, kind: str, name: str) -> dict[str, Any] | None:
-        """A volume as docker describes it; None where it says that there is none. Raises as `call` does where it says
+    def look_up(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        """One thing as docker describes it; None where it says that there is none. Raises as `call` does where it says
         anything else: then there may be one."""
         arguments = (kind, "inspect", name)
         answer = self.try_call(*arguments)
@@ -110,7 +121,7 @@ class Docker:
 
     def has_image(self, image: str) -> bool:
         """Whether the daemon has it already."""
-        return self.try_call("image", "inspect", "--format", "{{.Id}}", image).code == 0
+        return self.look_up("image", image) is not None
 
 
 def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:

@@ -88,7 +88,7 @@ class Creation:
     def network(self) -> None:
         """The run's own, where containers find each other by name."""
         name = network_name(self._run)
-        if self._docker.try_call("network", "inspect", name).code:
+        if self._docker.look_up("network", name) is None:
             self._docker.call("network", "create", "--label", MANAGED, "--label", self._label(), name)
             self.made.append(f"network {name}")
 

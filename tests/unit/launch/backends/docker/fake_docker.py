@@ -140,6 +140,9 @@ def logs(state: dict[str, Any], arguments: list[str]) -> None:
 def show(state: dict[str, Any], names: list[str]) -> None:
     found = [one for one in state["containers"].values() if {one["Id"], one["Name"].lstrip("/")} & set(names)]
     print(json.dumps([{key: value for key, value in one.items() if key != "fake"} for one in found]))
+    known = {name for one in found for name in (one["Id"], one["Name"].lstrip("/"))}
+    if missing := [f"No such container: {name}" for name in names if name not in known]:
+        refuse("\nError response from daemon: ".join(missing))
 
 
 def listing(state: dict[str, Any], arguments: list[str]) -> None:
@@ -190,7 +193,8 @@ def wait(state: dict[str, Any], names: list[str]) -> None:
 
 def image(state: dict[str, Any], arguments: list[str]) -> None:
     if arguments[-1] not in state["images"]:
-        refuse("No such image")
+        refuse(f"No such image: {arguments[-1]}")
+    print(json.dumps([{"Id": "sha256:abc"}]))
 
 
 COMMANDS: dict[str, Callable[[dict[str, Any], list[str]], None]] = {

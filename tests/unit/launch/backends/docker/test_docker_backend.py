@@ -24,6 +24,7 @@ from rankzero.launch.status import run_status, summarise
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import VARIABLE, Daemon, end, find, opened, start
+from tests.unit.launch.backends.docker.test_docker_absent import UNREACHED
 from tests.unit.launch.backends.kubernetes.runs import objects as rendered
 
 
@@ -361,54 +362,6 @@ def test_a_volume_of_somebody_else_is_not_noted(daemon: Daemon, submit: Submit, 
     submit()
     backend.delete("tiny", claims=False, say=print)
     assert list(daemon.state["volumes"]) == ["rankzero-results"]
-
-
-UNREACHED = 'error during connect: Get "http://docker.example.com/v1.47/info": command [ssh] has exited with status 255'
-
-
-@pytest.mark.parametrize("message", ["get rankzero-results: context deadline exceeded", "Internal Error", UNREACHED])
-def test_a_volume_that_docker_could_not_look_up_keeps_what_is_noted_of_it(
-    daemon: Daemon, submit: Submit, backend: DockerBackend, message: str
-) -> None:
-    submit()
-    backend.delete("tiny", claims=False, say=print)
-    other = pod(0)
-    other["metadata"]["labels"]["rankzero.dev/run"] = "other"
-    submit(other)
-    daemon.behave(refuses={"volume inspect": message})
-    for claims in (False, True):
-        with pytest.raises(ServiceError, match=message.split(":")[0]):
-            backend.delete("other", claims=claims, say=print)
-    with pytest.raises(ServiceError):
-        submit(other, replace=True)
-    daemon.behave()
-    said: list[str] = []
-    backend.delete("other", claims=True, say=said.append)
-    assert any("is also used by the run tiny, whose results may be on it; kept" in line for line in said)
-    assert "rankzero-results" in daemon.state["volumes"]
-
-
-def test_the_notes_of_a_volume_that_is_gone_go_with_it(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
-    submit()
-    volumes = daemon.state["volumes"]
-    del volumes["rankzero-results"]
-    daemon.change(volumes=volumes)
-    backend.delete("tiny", claims=False, say=print)
-    assert not daemon.state["volumes"]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Error: No such volume: rankzero-results",
-        "Error response from daemon: get rankzero-results: no such volume",
-        "Error response from daemon: volume rankzero-results not found",
-        'Error: inspecting object: no volume with name "rankzero-results" found: no such volume',
-        "Emulate Docker CLI using podman.\nError: no such volume rankzero-results",
-    ],
-)
-def test_versions_of_docker_and_podman_say_that_there_is_no_volume(said: str) -> None:
-    assert Docker(lambda arguments, env: Answer(1, "[]\n", said)).look_up("volume", "rankzero-results") is None
 
 
 @pytest.mark.parametrize(
