@@ -113,8 +113,10 @@ class _Users:
             if owner != run and not is_over:
                 known |= {owner} if owner else set()
                 self._mounting |= dict.fromkeys(claims_of(one), name_of(one))
-        self._unknown = sorted(_runs_that_did_not_note(api) - known)
-        """Runs of which nothing says what they mounted: they might not note it, or were not submitted by `submit`."""
+        unnoted = _runs_that_did_not_note(api)
+        self._unknown = None if unnoted is None else sorted(unnoted - known)
+        """Runs of which nothing says what they mounted: they might not note it, or were not submitted by `submit`.
+        None: whether there are any may not be looked at."""
 
     def of(self, claim: Manifest) -> str:
         """Who uses it besides the run, in words; nothing where nobody does."""
@@ -124,19 +126,21 @@ class _Users:
         others = [user for user in _users(claim) if user != self._run]
         if others:
             return f"is also used by the {_named(others)}, whose results may be on it"
+        if self._unknown is None:
+            return f"may be used by other runs, whose {CONFIG_MAP.kind}s you are not permitted to list"
         if self._unknown:
             return f"may be used by the {_named(self._unknown)}, of which only its ConfigMap is left"
         return ""
 
 
-def _runs_that_did_not_note(api: Api) -> set[str]:
-    """Those whose ConfigMap does not say that they did."""
+def _runs_that_did_not_note(api: Api) -> set[str] | None:
+    """Those whose ConfigMap does not say that they did; None where ConfigMaps may not be listed."""
     try:
         found = api.list(CONFIG_MAP, {"labelSelector": labels.RUN})[0]
     except ApiError as error:
         if error.status != 403:
             raise
-        return set()
+        return None
     return {str(label(one, labels.RUN)) for one in found if not _has_noted(one)}
 
 

@@ -321,6 +321,15 @@ class TestClaimsOfRunsThatAreOver:
         bench.backend().delete("b", claims=True, say=bench.said.append)
         assert bench.cluster.names() == []
 
+    def test_who_may_not_see_which_runs_there_were_keeps_all_claims(self, bench: Bench) -> None:
+        """What keeps them may be a run that noted nothing, of which only its ConfigMap is left."""
+        self.finished(bench, "b")
+        bench.cluster.forbidden.add(("list", "configmaps"))
+        bench.backend().delete("b", claims=True, say=bench.said.append)
+        assert bench.cluster.names(CLAIMS) == [f"{CLAIMS}/cache", f"{CLAIMS}/outputs"]
+        assert bench.heard("outputs may be used by other runs, whose ConfigMaps you are not permitted to list; kept")
+        assert bench.heard("kubectl delete pvc outputs -n")
+
     @pytest.mark.parametrize(
         "more",
         [
