@@ -27,6 +27,8 @@ class LastWords:
     """Where the time went, in one line."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """What the result's evaluation measured; of a run that is done."""
+    scores_unread: str = ""
+    """Why its report could not be read, which says that."""
 
     @property
     def sentence(self) -> str:
@@ -54,4 +56,5 @@ def parse_last_words(message: str) -> LastWords | None:
         run_dir=text(value, "run_dir"),
         goodput=text(value, "goodput"),
         scores={name: float(score) for name, score in at(value, "scores").items() if isinstance(score, int | float)},
+        scores_unread=text(value, "scores_unread"),
     )

@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -143,9 +144,12 @@ def _between(start: Start, after: Start) -> tuple[float, float]:
 
 def read_starts(path: Path) -> list[Start]:
     """The starts of a run in their order; what is no line of one is passed over. Raises OSError."""
-    if not path.is_file():
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return []
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return [start for line in lines if (start := _start(line)) is not None]
 
 

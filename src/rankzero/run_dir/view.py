@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -142,17 +143,24 @@ def view_run(root: Path) -> RunView:
 
 def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES, having: str = "") -> Iterator[dict[str, Any]]:
     """The rows of metrics.jsonl, the newest first, as far as they lie in the last bytes of it, and as somebody wants
-    them. `having`: only those that have something of this name."""
-    if not metrics.is_file():  # a device or a pipe may never end
+    them. `having`: only those that have something of this name. None where it cannot be read."""
+    with suppress(OSError):
+        yield from _rows(metrics, most_bytes, having)
+
+
+def _rows(metrics: Path, most_bytes: int, having: str) -> Iterator[dict[str, Any]]:
+    """As `rows_from_end`. Raises OSError."""
+    try:
+        if not stat.S_ISREG(metrics.stat().st_mode):  # a device or a pipe may never end
+            return
+        file = metrics.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
         return
     wanted = json.dumps(having).encode() if having else b""
-    try:
-        with metrics.open("rb") as file:
-            for line in _lines_from_end(file, most_bytes, wanted):
-                if (row := row_of(line)) is not None:
-                    yield row
-    except OSError:
-        return
+    with file:
+        for line in _lines_from_end(file, most_bytes, wanted):
+            if (row := row_of(line)) is not None:
+                yield row
 
 
 def _lines_from_end(file: IO[bytes], most_bytes: int, wanted: bytes) -> Iterator[bytes]:
@@ -180,14 +188,17 @@ def row_of(line: bytes) -> dict[str, Any] | None:
 
 
 def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
-    """A metric by step, where it was a finite number."""
-    return [(step, value) for step, value in measured(metrics, name) if value is not None]
+    """A metric by step, where it was a finite number. None where it cannot be read."""
+    with suppress(OSError):
+        return [(step, value) for step, value in measured(metrics, name) if value is not None]
+    return []
 
 
 def measured(metrics: Path, name: str) -> list[tuple[int, float | None]]:
-    """A metric by step; None where it was not finite. A step that was made again counts as it was made last."""
+    """A metric by step; None where it was not finite. A step that was made again counts as it was made last.
+    Raises OSError: what was measured cannot be seen then, and is not nothing."""
     points: dict[int, float | None] = {}
-    for row in rows_from_end(metrics, most_bytes=1 << 62, having=name):
+    for row in _rows(metrics, 1 << 62, name):
         if _has(row, name) and isinstance(row.get("step"), int):
             points.setdefault(row["step"], _number(row[name]))
     return sorted(points.items())

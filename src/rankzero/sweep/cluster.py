@@ -216,7 +216,9 @@ class _Submitted:
         if _is_deleted(status) and self._stopping is None:
             return ServiceError("somebody has deleted it", where=f"run {status.run}")
         if _is_mute(status):
-            what = "it is finished, and its pods are gone, which alone say what it scored"
+            gone = "its pods are gone, which alone say what it scored"
+            unread = f"its nodes could not read what it scored ({status.scores_unread})"
+            what = f"it is finished, and {unread if status.scores_unread else gone}"
             return ServiceError(what, where=f"run {status.run}")
         if status.phase == "Succeeded":
             return None
@@ -238,8 +240,9 @@ def _is_deleted(status: RunStatus) -> bool:
 
 
 def _is_mute(status: RunStatus) -> bool:
-    """Whether it is finished, and nothing is left there that says what it scored. Submitted again, it says so anew."""
-    return status.phase == "Succeeded" and not status.scores and not status.nodes
+    """Whether it is finished, and nothing is left there that says what it scored, or what is could not read it.
+    Submitted again, it says so anew."""
+    return status.phase == "Succeeded" and not status.scores and bool(status.scores_unread or not status.nodes)
 
 
 def require_time_to_look(cluster: ClusterSpec) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from rankzero.errors import RankzeroError, StoppedError
+from rankzero.errors import DataError, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.local import GRACE_SECONDS
 from rankzero.launch.processes import Ranks, started
@@ -20,6 +20,7 @@ from rankzero.launch.start_directory import start_directory
 from rankzero.machine import usable_cores
 from rankzero.persist.copying import kept_elsewhere
 from rankzero.persist.run_store import copy_url
+from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.lease import Watch
@@ -54,8 +55,9 @@ class Here:
         self._watched.pop(root, None)
 
         def begin() -> TrialStart:
-            if is_finished(RunDir(root), spec):
-                return Finished(spec)
+            with storage_errors(root):
+                if is_finished(RunDir(root), spec):
+                    return Finished(spec)
             return _Start(spec, self._processes, self._environment(slot), self._say)
 
         if copy_url(spec) is None:
@@ -63,8 +65,9 @@ class Here:
         return Kept(spec, begin, lambda text: self._say(f"[COPY] {spec.name}: {text}"))
 
     def saved(self, spec: RunSpec) -> int | None:
-        steps = RunDir(Path(spec.output_dir) / str(spec.name)).committed_steps()
-        return steps[0] if steps else None
+        run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+        with storage_errors(run_dir.checkpoints):
+            return next(iter(run_dir.committed_steps()), None)
 
     def _environment(self, slot: int) -> dict[str, str]:
         """What tells a trial its share."""
@@ -98,10 +101,13 @@ class Finished:
         return None
 
     def result(self) -> float | None:
+        report = self._run_dir.report
         try:
-            value = json.loads(self._run_dir.report.read_text(encoding="utf-8")).get(self._spec.checkpoint.best_metric)
-        except (OSError, ValueError):
-            return None
+            with storage_errors(report):
+                value = json.loads(report.read_text(encoding="utf-8")).get(self._spec.checkpoint.best_metric)
+        except (ValueError, AttributeError) as error:
+            what, hint = "it does not say what the trial scored", "the next start of the sweep makes it anew"
+            raise DataError(what, where=str(report), hint=hint) from error
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     def close(self) -> None: ...
@@ -215,15 +221,13 @@ class Kept(Finished):
 def evaluations(run_dir: RunDir, spec: RunSpec) -> list[float]:
     """As TrialStart.evaluations, from a run directory. Patience is counted as the run counts it: what it says is known
     before the run has ended, so no trial's end depends on when it is looked at."""
-    try:
-        starts = read_starts(run_dir.starts)
-    except OSError:
-        starts = []
-    total = starts[-1].total_steps if starts else 0
     metric, patience = spec.checkpoint.best_metric, spec.eval.early_stopping_patience
+    with storage_errors(run_dir.root):
+        starts, scores = read_starts(run_dir.starts), measured(run_dir.metrics, metric)
+    total = starts[-1].total_steps if starts else 0
     found: list[float] = []
     best, waited = None, 0
-    for step, value in measured(run_dir.metrics, metric):
+    for step, value in scores:
         if not 0 < step < total:
             continue
         better = value is not None and is_better(metric, value, best)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rankzero.errors import (
     ConfigError,
+    DataError,
     ExitCode,
     NonFiniteError,
     Problem,
@@ -175,25 +176,41 @@ class SweepRun:
     def _look(self, one: _Running, start: TrialStart) -> None:
         """Record what is new of a trial that was started."""
         running = start.running()  # first, so that what it wrote last is read after it has ended
+        unread: RankzeroError | None = None
         if not one.pruned:
-            self._report(one, start)
+            try:
+                found = start.evaluations()
+            except StorageError as error:  # it is looked at again: soon while it runs, else when it is started again
+                unread = error
+            else:
+                self._report(one, found)
         if one.pruned or self._is_ending():
             start.stop()
         if running:
             return
-        failure = start.failure()
+        failure = start.failure() or unread
         start.close()
         one.start = None
         if one.pruned:
             self._leave(one)
         elif failure is None:
-            self._ended(one, start.result())
+            self._finished(one, start)
         else:
             self._failed(one, failure)
 
-    def _report(self, one: _Running, start: TrialStart) -> None:
+    def _finished(self, one: _Running, start: TrialStart) -> None:
+        """What it scored is recorded. Where that is not to be read, that is a failure of another kind than a score that
+        is no number."""
+        try:
+            value = start.result()
+        except (StorageError, DataError) as error:
+            self._failed(one, error)
+        else:
+            self._ended(one, value)
+
+    def _report(self, one: _Running, found: Sequence[float]) -> None:
         number, metric = one.trial.number, self._sweep.metric
-        for value in start.evaluations()[one.reported :]:
+        for value in found[one.reported :]:
             one.reported += 1
             one.pruned = self._record.report(number, value)
             self._say(f"[TRIAL {number}] evaluation {one.reported}: {metric} {shown(value)}")
@@ -219,7 +236,12 @@ class SweepRun:
                 self._say(f"[TRIAL {number}] was stopped by somebody, and goes on")
                 return
         elif may_be_cured(failure) and not isinstance(failure, NonFiniteError):  # the same numbers come again
-            saved = self._trainer.saved(one.spec)
+            try:
+                saved = self._trainer.saved(one.spec)
+            except StorageError as error:  # whether it got on cannot be seen: the next start of the sweep goes on
+                self._lost = self._lost or error
+                self._leave(one)
+                return
             if not one.restarts.refused(saved):
                 one.restarts.make(saved)
                 one.not_before = time.monotonic() + PAUSE_SECONDS[min(one.restarts.idle, len(PAUSE_SECONDS)) - 1]

@@ -32,7 +32,8 @@ class TrialStart(Protocol):
 
     def evaluations(self) -> list[float]:
         """What the run has scored so far, in order, without its evaluation before the first step and the one that
-        ends it, by its steps or by its patience: where that is, there is nothing left to end."""
+        ends it, by its steps or by its patience: where that is, there is nothing left to end. Raises
+        StorageError where that cannot be read at the moment."""
 
     def stop(self) -> None:
         """Ask it to save and leave. Asking twice is asking once."""
@@ -41,7 +42,8 @@ class TrialStart(Protocol):
         """Of one that has ended: why it has no result; None where it has."""
 
     def result(self) -> float | None:
-        """Of one that has ended with a result: what that scored; None where it has no such number."""
+        """Of one that has ended with a result: what that scored; None where it has no such number. Raises
+        StorageError where that cannot be read at the moment, and DataError where it says nothing of it."""
 
     def close(self) -> None:
         """End whatever is left."""
@@ -55,4 +57,4 @@ class Trainer(Protocol):
         that run at the same time apart, from 0. What is `known` counts where a run outlives its sweep's process."""
 
     def saved(self, spec: RunSpec) -> int | None:
-        """The step of the newest checkpoint, where that is known."""
+        """The step of the newest checkpoint, where that is known. Raises StorageError."""

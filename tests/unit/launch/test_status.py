@@ -17,7 +17,7 @@ from rankzero.data.progress import told
 from rankzero.engine import console
 from rankzero.errors import DataError
 from rankzero.launch.evidence import Evidence
-from rankzero.launch.last_words import parse_last_words
+from rankzero.launch.last_words import LastWords, parse_last_words
 from rankzero.launch.log_lines import awaited_nodes, last_error, last_progress, last_spoken, time_of
 from rankzero.launch.node import client, command, termination
 from rankzero.launch.pods import parse_pod
@@ -25,6 +25,7 @@ from rankzero.launch.status import RunStatus, as_table, as_text, run_status, sum
 from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.paths import RunDir
 from tests.support.evidence import named, prepared
+from tests.support.unreadable import stale
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 
@@ -113,6 +114,21 @@ def test_the_node_command_is_understood(tmp_path: Path, monkeypatch: pytest.Monk
     line.close()
     words = parse_last_words(json.dumps(termination.message(3, run_dir, error, str)))
     assert words is not None and words.goodput == "75.0 % of 1:40 in new steps; start-up 0:25"
+
+
+def test_scores_that_cannot_be_read_are_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path)
+
+    def said() -> LastWords:
+        words = parse_last_words(json.dumps(termination.message(0, run_dir, None, str)))
+        assert words is not None
+        return words
+
+    assert (said().scores, said().scores_unread) == ({}, "")
+    run_dir.report.write_text('{"eval_loss": 1.25, "steps": 30}')
+    assert (said().scores, said().scores_unread) == ({"eval_loss": 1.25}, "")
+    stale(monkeypatch, run_dir.report)
+    assert (said().scores, said().scores_unread) == ({}, "Stale file handle")
 
 
 class TestPhases:

@@ -388,6 +388,17 @@ def test_a_trial_whose_run_is_removed_meanwhile_goes_on(
     assert "[TRIAL 0] is started again, 1 of 3" in said
 
 
+def test_a_trial_whose_nodes_could_not_read_what_it_scored_says_so_anew(tmp_path: Path, cluster: FakeCluster) -> None:
+    """It was recorded for ever as one whose loss is no finite number."""
+    unread = life(words={"step": 4, "scores": {}, "scores_unread": "Stale file handle"})
+    cluster.script("node", 0, unread, SCORED)
+    said: list[str] = []
+    result = searched(tmp_path, say=said.append)
+    assert [(trial.state, trial.value) for trial in result.trials] == [("complete", 0.5)] * 2
+    assert any("its nodes could not read what it scored (Stale file handle)" in line for line in said)
+    assert "[TRIAL 0] is started again, 1 of 3" in said
+
+
 def test_a_trial_that_its_own_sweep_has_cancelled_is_stopped_also_where_that_removes_it(
     tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

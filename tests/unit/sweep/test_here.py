@@ -17,7 +17,7 @@ import pytest
 
 from rankzero.engine.checkpoint import Position, with_eval
 from rankzero.engine.metrics import without_nan
-from rankzero.errors import ExitCode, RankzeroError, StorageError
+from rankzero.errors import DataError, ExitCode, RankzeroError, StorageError
 from rankzero.persist.copying import copied
 from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.goodput import Start, StartLine
@@ -27,6 +27,7 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.sweep import here
 from rankzero.sweep.here import Finished, Here, Kept
 from rankzero.sweep.trainer import Known, TrialStart
+from tests.support.unreadable import stale
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -232,3 +233,45 @@ def test_the_evaluation_that_ends_a_run_ends_no_trial_early(
     assert trial.evaluations() == judged
     run_dir.metrics.write_text(f"{json.dumps({'step': 12, metric: 1.0})}\n")
     assert trial.evaluations() == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl"])
+def test_evaluations_that_cannot_be_read_are_not_none(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, run_dir = evaluated(tmp_path, [3.0, 2.0], None, "eval_loss")
+    assert trial.evaluations() == [3.0, 2.0]
+    with monkeypatch.context() as away:
+        stale(away, run_dir.root / name)
+        with pytest.raises(StorageError, match="Stale file handle"):
+            trial.evaluations()
+    assert trial.evaluations() == [3.0, 2.0]
+
+
+def test_a_result_that_cannot_be_read_is_no_score_that_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, run_dir = evaluated(tmp_path, [], None, "eval_loss")
+    run_dir.report.write_text('{"eval_loss": 1.25}')
+    with monkeypatch.context() as away:
+        stale(away, run_dir.report)
+        with pytest.raises(StorageError, match="Stale file handle"):
+            trial.result()
+    assert trial.result() == 1.25
+    for text in ("", "[1]"):
+        run_dir.report.write_text(text)
+        with pytest.raises(DataError, match="does not say what the trial scored"):
+            trial.result()
+    run_dir.report.write_text('{"eval_loss": null}')
+    assert trial.result() is None
+
+
+def test_checkpoints_that_cannot_be_listed_are_an_error_of_the_place(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run_dir = Here(1, 1, 0, {}, print), RunDir(Path(training._spec.output_dir) / "trial-000")
+    run_dir.checkpoints.mkdir(parents=True)
+    assert place.saved(training._spec) is None
+    stale(monkeypatch, run_dir.checkpoints)
+    with pytest.raises(StorageError, match="Stale file handle"):
+        place.saved(training._spec)

@@ -29,7 +29,7 @@ from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record
 from rankzero.sweep.run import SweepRun
 from rankzero.sweep.trainer import Known, TrialStart
-from tests.support.sweeps import RUN, Formula, sweep_of
+from tests.support.sweeps import RUN, Formula, FormulaStart, sweep_of
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +144,60 @@ def test_a_full_volume_ends_the_sweep_and_no_trial_is_lost(tmp_path: Path) -> No
         run_it(sweep, Formula(failures={"trial-001": [full] * 4}))
     record, _ = run_it(sweep, Formula())
     assert [trial.state for trial in record.trials] == ["complete"] * 3
+
+
+class Hidden(Formula):
+    """Of a trial something cannot be read for a while, as often as is said."""
+
+    def __init__(self, what: str, times: int = 1) -> None:
+        super().__init__(failures={"trial-001": [ServiceError("a tracker is away")]} if what == "saved" else None)
+        self.what, self.times = what, times
+
+    def look(self, what: str) -> None:
+        if what == self.what and self.times:
+            self.times -= 1
+            raise StorageError("Stale file handle", where=what)
+
+    def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
+        start = super().start(spec, slot, known)
+        return HiddenStart(self, spec, start._fault) if isinstance(start, FormulaStart) else start
+
+    def saved(self, spec: RunSpec) -> int | None:
+        self.look("saved")
+        return None
+
+
+class HiddenStart(FormulaStart):
+    def evaluations(self) -> list[float]:
+        if self._done > 3:
+            self._place.look("the last evaluations")  # type: ignore[attr-defined]
+        elif self._done == 2:
+            self._place.look("evaluations")  # type: ignore[attr-defined]
+        return super().evaluations()
+
+    def result(self) -> float | None:
+        self._place.look("result")  # type: ignore[attr-defined]
+        return super().result()
+
+
+@pytest.mark.parametrize(("what", "starts"), [("result", 2), ("the last evaluations", 2), ("evaluations", 1)])
+def test_what_cannot_be_read_for_a_while_is_read_when_it_can_be(tmp_path: Path, what: str, starts: int) -> None:
+    """It said that the loss is no finite number, for ever, or went on without evaluations that others are judged by."""
+    undisturbed, _ = run_it(sweep_of(tmp_path / "other", trials=2), Formula())
+    record, said = run_it(sweep_of(tmp_path, trials=2), (place := Hidden(what)))
+    assert record.trials == undisturbed.trials
+    assert place.started.count("trial-000") == starts
+    assert ("[TRIAL 0] is started again, 1 of 3" in said) == (starts == 2)
+
+
+@pytest.mark.parametrize("what", ["result", "the last evaluations", "saved"])
+def test_what_stays_unreadable_ends_the_sweep_and_no_trial_is_lost(tmp_path: Path, what: str) -> None:
+    sweep = sweep_of(tmp_path, trials=2)
+    with pytest.raises(StorageError, match="Stale file handle"):
+        run_it(sweep, Hidden(what, times=99))
+    record, _ = run_it(sweep, Formula())
+    undisturbed, _ = run_it(sweep_of(tmp_path / "other", trials=2), Formula())
+    assert record.trials == undisturbed.trials
 
 
 def test_a_store_with_another_sweeps_trials_ends_this_one_and_no_trial_is_lost(tmp_path: Path) -> None:

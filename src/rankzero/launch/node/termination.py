@@ -46,7 +46,7 @@ def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Cal
         "checkpoint": checkpoints[0] if checkpoints else None,
         "run_dir": redact(str(run_dir.root)),
         "goodput": goodput(run_dir),
-        "scores": scores(run_dir) if error is None else {},
+        **(scores(run_dir) if error is None else {"scores": {}}),
     }
 
 
@@ -79,13 +79,15 @@ def progress(run_dir: RunDir) -> tuple[int | None, int | None]:
     return step, total
 
 
-def scores(run_dir: RunDir) -> dict[str, float]:
-    """What the result's evaluation measured."""
+def scores(run_dir: RunDir) -> dict[str, Any]:
+    """What the result's evaluation measured, and why that could not be read where it could not."""
     try:
         report = json.loads(run_dir.report.read_text(encoding="utf-8"))
-        return {name: report[name] for name in MEASURES if isinstance(report.get(name), int | float)}
-    except (OSError, ValueError, AttributeError):
-        return {}
+        return {"scores": {name: report[name] for name in MEASURES if isinstance(report.get(name), int | float)}}
+    except (FileNotFoundError, ValueError, AttributeError):
+        return {"scores": {}}
+    except OSError as error:
+        return {"scores": {}, "scores_unread": error.strerror or str(error)}
 
 
 def goodput(run_dir: RunDir) -> str:

@@ -85,6 +85,7 @@ def _status(joined: JoinedEvidence) -> RunStatus:
         goodput=next((words.goodput for words in _last_words(joined) if words.goodput), ""),
         exit_code=exit_code,
         scores=next((words.scores for words in _last_words(joined) if words.scores), {}),
+        scores_unread=next((words.scores_unread for words in _last_words(joined) if words.scores_unread), ""),
     )
     return _with_verdict(status)
 

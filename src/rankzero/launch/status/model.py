@@ -79,6 +79,8 @@ class RunStatus:
     """How it ended; None while it has not."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """What the result's evaluation measured."""
+    scores_unread: str = ""
+    """Why its nodes could not read that."""
 
     @property
     def is_over(self) -> bool:
