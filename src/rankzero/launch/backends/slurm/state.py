@@ -129,17 +129,19 @@ class RunState:
 
         A job may start before sbatch has said its number; the script writes that too.
         """
-        aside = self.root.with_name(f".{self.root.name}.before")
         with storage_errors(self.root):
             _open_as_above(self.root.parent)
         must_be_writable([self.root.parent], hosts=True)
+        made = False
         with storage_errors(self.root):
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            self._move(self.root, self.batch_log, aside)
+            self._take_up_what_is_aside()
         try:
             with storage_errors(self.root):
+                self._aside.mkdir()
+                for one in (self.root, self.batch_log):
+                    _move(one, self._aside / one.name)
                 self.root.mkdir(mode=0o700)
+                made = True
                 for name in ("nodes", "logs"):
                     (self.root / name).mkdir()
                 (self.root / f"{SUBMITTED_FILE}{submission}").touch()
@@ -147,13 +149,33 @@ class RunState:
             yield
         except BaseException:
             with storage_errors(self.root):
-                shutil.rmtree(self.root, ignore_errors=True)
-                self._move(aside / self.root.name, aside / self.batch_log.name, self.root.parent)
-                if (self.root.parent / self.batch_log.name).exists():
-                    (self.root.parent / self.batch_log.name).rename(self.batch_log)
+                self._put_back(made=made)
             raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    @property
+    def _aside(self) -> Path:
+        """Where the run is as it was, while it is submitted anew."""
+        return self.root.with_name(f".{self.root.name}.before")
+
+    def _put_back(self, *, made: bool) -> None:
+        """What is aside, in the place of what was `made` meanwhile. Raises OSError; then it stays aside."""
+        if made:
+            shutil.rmtree(self.root, ignore_errors=True)  # what is left of it, no move replaces
+        for one in (self.root, self.batch_log):
+            _move(self._aside / one.name, one)
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _take_up_what_is_aside(self) -> None:
+        """Where a submit was killed, or could not put it back: it counts unless a job is known that came after it."""
+        try:
+            there = os.listdir(self._aside)
+        except FileNotFoundError:
+            return
+        if there and not self.job:
+            self._put_back(made=self.root.name in there)
+        else:
+            shutil.rmtree(self._aside)
 
     def settle(self, job: str) -> None:
         """Note which job it is. Raises StorageError."""
@@ -181,12 +203,6 @@ class RunState:
     def _doubt(self) -> Path:
         """Beside it: it is as before where a submit fails."""
         return self.root.with_name(f".{self.root.name}.doubt")
-
-    @staticmethod
-    def _move(root: Path, log: Path, target: Path) -> None:
-        for one in (root, log):
-            if one.exists():
-                one.rename(target / one.name)
 
     def cancel(self, *jobs: str) -> None:
         """Have the batch scripts let them end when they are saved. Raises StorageError."""
@@ -231,10 +247,10 @@ class RunState:
         """All of it. Returns what was removed. Raises StorageError."""
         removed = []
         with storage_errors(self.root):
-            if self.root.exists():
+            if _is_there(self.root):
                 shutil.rmtree(self.root)
                 removed.append(f"directory {self.root}")
-            if self.batch_log.exists():
+            if _is_there(self.batch_log):
                 self.batch_log.unlink()
                 removed.append(f"file {self.batch_log}")
         return removed
@@ -267,6 +283,21 @@ def states(directory: Path) -> Iterator[RunState]:
         for one in sorted(directory.iterdir()):
             if not one.name.startswith(".") and _is_open(one / "about.json"):
                 yield RunState(one)
+
+
+def _is_there(path: Path) -> bool:
+    """Raises OSError where that cannot be seen, which Path.exists takes for no from Python 3.14 on."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _move(source: Path, target: Path) -> None:
+    """Where there is something. Raises OSError."""
+    if _is_there(source):
+        source.rename(target)
 
 
 def _open_as_above(directory: Path) -> None:
