@@ -25,16 +25,17 @@ class Attempts:
         self._free = False
 
     def begin(self) -> None:
-        """Count this start. Raises RankzeroError where there are no restarts left for it, or StorageError."""
+        """Count this start. Raises RankzeroError where there are no restarts left for it, or StorageError, also where
+        it cannot be seen how many there were."""
         charged = True
         try:
-            before = json.loads(self._path.read_text(encoding="utf-8"))
+            before = json.loads(self._noted())
             if before["submission"] == self._submission:
                 self._starts, self._free = int(before["starts"]), bool(before["free"])
                 state = {name: before[name] for name in ("made", "idle", "saved")}
                 self._restarts = Restarts(self._restarts.most, **state)
                 charged = before.get("allocation", self._allocation) == self._allocation
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             pass  # the first one
         refused = ""
         if self._starts and not self._free:
@@ -55,6 +56,14 @@ class Attempts:
         """This start ended by a stop: its restart is free."""
         self._free = True
         self._write()
+
+    def _noted(self) -> bytes:
+        """By the start before; nothing where there was none."""
+        with storage_errors(self._path):
+            try:
+                return self._path.read_bytes()
+            except FileNotFoundError:
+                return b""
 
     @property
     def _saved(self) -> int | None:

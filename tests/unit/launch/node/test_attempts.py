@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import RankzeroError
+from rankzero.errors import RankzeroError, StorageError
 from rankzero.launch.node import entry
 from rankzero.launch.node.attempts import Attempts
 from rankzero.launch.node.pid1 import StopWish
@@ -16,6 +16,7 @@ from rankzero.launch.node.settings import NodeSettings
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import resolve, to_yaml
 from tests.support.runs import small_spec
+from tests.support.unreadable import stale
 
 
 def start(
@@ -111,4 +112,23 @@ def test_another_submission_and_another_node_begin_anew(tmp_path: Path) -> None:
     assert start(tmp_path, submission="t").may_restart
     assert start(tmp_path, node=1).may_restart
     (tmp_path / "attempts" / "node-0.json").write_text("{cut")
+    assert start(tmp_path).may_restart
+
+
+def test_a_count_that_cannot_be_read_does_not_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tmp_path)
+    for away in (tmp_path / "attempts/node-0.json", RunDir(tmp_path).checkpoints):
+        with monkeypatch.context() as broken:
+            stale(broken, away)
+            with pytest.raises(StorageError, match="Stale file handle"):
+                start(tmp_path)
+    assert [start(tmp_path).may_restart for _ in range(2)] == [True, False]
+    with pytest.raises(RankzeroError, match="the 2 restarts of max_restarts are used up"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
+def test_a_count_that_says_nothing_begins_anew(tmp_path: Path, content: bytes) -> None:
+    start(tmp_path)
+    (tmp_path / "attempts/node-0.json").write_bytes(content)
     assert start(tmp_path).may_restart
