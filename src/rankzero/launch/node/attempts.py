@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rankzero.errors import RankzeroError
+from rankzero.errors import RankzeroError, StorageError
 from rankzero.launch.restarts import Restarts
 from rankzero.run_dir.atomic import storage_errors, write_json
 from rankzero.run_dir.paths import RunDir
@@ -49,8 +49,12 @@ class Attempts:
 
     @property
     def may_restart(self) -> bool:
-        """Whether a failure now may be tried again."""
-        return not self._restarts.refused(self._saved)
+        """Whether a failure now may be tried again. Where it cannot be seen whether the run got on, the next start sees
+        it, and is not made where no restart is left."""
+        try:
+            return not self._restarts.refused(self._saved)
+        except StorageError:
+            return self._restarts.made < self._restarts.most
 
     def excuse(self) -> None:
         """This start ended by a stop: its restart is free."""

@@ -30,9 +30,7 @@ def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Cal
     problem = error.problems[0] if error is not None and error.problems else None
     more = f" (and {len(error.problems) - 1} more in the log)" if error is not None and len(error.problems) > 1 else ""
     step, total = progress(run_dir)
-    checkpoints: list[int] = []
-    with suppress(StorageError):  # of a volume that is away: how it ended is told all the same
-        checkpoints = run_dir.committed_steps()
+    checkpoints = _checkpoints(run_dir)
     return {
         "rankzero": 1,
         "outcome": _outcome(error),
@@ -63,6 +61,14 @@ def _outcome(error: RankzeroError | None) -> Outcome:
     if isinstance(error, StoppedError):
         return "stopped"
     return "peer_lost" if isinstance(error, PeerLostError) else "failed"
+
+
+def _checkpoints(run_dir: RunDir) -> list[int]:
+    """None where they cannot be seen: the volume may be what the run ended by, and the rest is to be said all the
+    same."""
+    with suppress(OSError):
+        return run_dir.committed_steps()
+    return []
 
 
 def progress(run_dir: RunDir) -> tuple[int | None, int | None]:

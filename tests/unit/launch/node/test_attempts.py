@@ -85,16 +85,21 @@ def test_what_an_older_version_noted_is_of_this_allocation(tmp_path: Path) -> No
     assert json.loads(path.read_text())["made"] == 1
 
 
-def test_slurm_says_which_allocation_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int) -> None:
+    """What the node command is given where the platform counts nothing, for a run that does nothing."""
     spec = small_spec(tmp_path, tmp_path)
     config = tmp_path / "config"
     config.mkdir()
     (config / "run.yaml").write_text(to_yaml(resolve(spec)))
-    (config / "node.json").write_text(NodeSettings(run="r", max_restarts=0, retry_exit_offset=128).to_json())
+    (config / "node.json").write_text(NodeSettings(run="r", max_restarts=max_restarts, retry_exit_offset=128).to_json())
     monkeypatch.setattr(sys, "argv", ["node", str(config)])
     monkeypatch.setattr(entry, "run", lambda *_: None)
     monkeypatch.setenv("RANKZERO_TERMINATION_LOG", str(tmp_path / "words"))
     monkeypatch.setenv("RANKZERO_SUBMISSION_TOKEN", "secret")
+
+
+def test_slurm_says_which_allocation_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live(tmp_path, monkeypatch, max_restarts=0)
     codes = []
     for number in ("", "1", "1"):  # the first one has none
         monkeypatch.setenv("SLURM_RESTART_COUNT", number)
@@ -104,6 +109,26 @@ def test_slurm_says_which_allocation_it_is(tmp_path: Path, monkeypatch: pytest.M
             entry.live(StopWish())
         codes.append(left.value.code)
     assert codes == [0, 0, 70], "a start again in its allocation is one too many"
+
+
+@pytest.mark.parametrize(("max_restarts", "code"), [(2, 74 + 128), (0, 74)])
+def test_a_volume_that_is_away_at_the_end_leaves_the_last_words_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int, code: int
+) -> None:
+    """It ended with 1 and without a word, and nothing started it again."""
+    live(tmp_path, monkeypatch, max_restarts)
+    run_dir = RunDir(tmp_path / "runs/small")
+
+    def away(*_: object) -> None:
+        stale(monkeypatch, run_dir.root)
+        raise StorageError("Stale file handle", where=str(run_dir.root))
+
+    monkeypatch.setattr(entry, "run", away)
+    with pytest.raises(SystemExit) as left:
+        entry.live(StopWish())
+    assert left.value.code == code
+    said = json.loads((tmp_path / "words").read_text())
+    assert (said["what"], said["exit_code"], said["checkpoint"]) == ("Stale file handle", 74, None)
 
 
 def test_another_submission_and_another_node_begin_anew(tmp_path: Path) -> None:
