@@ -459,6 +459,42 @@ def test_a_last_evaluation_that_is_no_number_leaves_a_trial_without_a_score(
     assert [row["eval_loss"] for row in found if row.get("eval_loss") is not None] == read
 
 
+@pytest.mark.parametrize(("node", "code"), [("exit 0", 74), ("exit 75", 75)])
+def test_metrics_that_cannot_be_read_at_the_end_leave_a_trial_without_a_score(
+    tmp_path: Path, node: str, code: int
+) -> None:
+    """What was copied before would be taken for its result. Started again, a run that is finished copies the rest."""
+    (tmp_path / "copies").mkdir()
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.mkdir()
+    done = followed_by(tmp_path, "pass", node)
+    assert done.returncode == code and b"metrics.jsonl" in done.stderr
+
+
+def test_metrics_that_cannot_be_read_for_a_while_end_no_trial(tmp_path: Path) -> None:
+    """It left its node command behind, and was a failed one."""
+    (tmp_path / "copies").mkdir()
+    row = json.dumps({"step": 1, "time": 1.5, "eval_loss": 4.0})
+    away = f"""
+def more(self, real=trial.Follower.more):
+    if not trial.Path('{tmp_path}/looked').exists():
+        trial.Path('{tmp_path}/looked').touch()
+        raise OSError(116, 'Stale file handle', 'metrics.jsonl')
+    real(self)
+trial.Follower.more = more"""
+    node = f"until [ -e {tmp_path}/looked ]; do :; done; echo '{row}' > {tmp_path}/metrics.jsonl"
+    assert followed_by(tmp_path, away, node).returncode == 0
+    assert (tmp_path / "copies/metrics.jsonl").read_text().endswith(f" {row}\n")
+
+
+def followed_by(directory: Path, changes: str, node: str) -> subprocess.CompletedProcess[bytes]:
+    """A trial whose node command is a line of a shell."""
+    start = "import sys, rankzero.launch.node.trial as trial; trial.NODE = sys.argv[1:4]; trial.LOOK_SECONDS = 0.01"
+    code = f"{start}\n{changes}\nsys.exit(trial.main(*sys.argv[4:]))"
+    files = ["x", directory / "metrics.jsonl", directory / "copies/metrics.jsonl", "eval_loss"]
+    return subprocess.run([sys.executable, "-c", code, "sh", "-c", node, *files], check=False, capture_output=True)
+
+
 def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:
     """Not that of step 0: what a model scored before it was trained is no trial's score."""
     metrics, copy = tmp_path / "metrics.jsonl", tmp_path / "copies" / "metrics.jsonl"

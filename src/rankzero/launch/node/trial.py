@@ -20,6 +20,8 @@ from pathlib import Path
 
 NODE = [sys.executable, "-P", "-m", "rankzero.launch.node"]
 LOOK_SECONDS = 1.0
+_STORAGE = 74
+"""As `errors.ExitCode` has it, which is not read at the start, when a signal would end this process as it is."""
 
 
 class Follower:
@@ -91,12 +93,23 @@ def main(directory: str, metrics: str, copy: str, metric: str = "") -> int:
         try:
             code = node.wait(LOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            follower.more()
+            with suppress(OSError):  # it is read at the next look
+                follower.more()
         else:
-            follower.more()
-            if code == 0 and metric and _ends_without_number(Path(metrics), metric):
-                follower.without_score()
-            return code if code >= 0 else 128 - code
+            return _copied(follower, Path(metrics), metric, code if code >= 0 else 128 - code)
+
+
+def _copied(follower: Follower, metrics: Path, metric: str, code: int) -> int:
+    """The exit code of a trial that has ended with this one: another where what it scored cannot be read. Katib would
+    take what was copied before for its result; a finished run that is started again ends at once, and is copied."""
+    try:
+        follower.more()
+        if code == 0 and metric and _ends_without_number(metrics, metric):
+            follower.without_score()
+    except OSError as error:
+        sys.stderr.write(f"what the trial scored is not copied: {error}\n")
+        return code or _STORAGE
+    return code
 
 
 def _ends_without_number(metrics: Path, metric: str) -> bool:
