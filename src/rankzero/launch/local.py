@@ -23,9 +23,9 @@ from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, module_for, 
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import NotReadError
 from rankzero.run_dir.handover import AGAIN_VARIABLE, RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.steps import newest_step
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.stderr import write_stderr
@@ -130,19 +130,27 @@ class _Local:
         stop came before they were."""
         if self._stop_at is not None or not may_be_cured(failure):
             raise failure
-        saved = newest_step(self._run_dir, self._restarts.saved)
+        saved, where = self._newest()
         if refused := self._restarts.refused(saved):
             if self._restarts.made:
                 raise _given_up(failure, refused)
             raise failure
         self._restarts.make(saved)
         self._record(failure, saved)
-        where = f"step {saved}" if saved is not None else "the beginning"
         self._say(f"[RESTART] {failure.problems[0]}")
         self._say(f"[RESTART] {self._restarts.made} of {self._restarts.most}: starting again from {where}")
         if self.pause(PAUSE_SECONDS[min(self._restarts.idle, len(PAUSE_SECONDS)) - 1]):
             hint = "give the same command again to continue"
             raise StoppedError("stopped before it was started again", where=str(self._run_dir.root), hint=hint)
+
+    def _newest(self) -> tuple[int | None, str]:
+        """The step of the newest checkpoint, and it in words. Where that cannot be seen, for the volume may be what the
+        start failed by, it is the one that was."""
+        try:
+            saved = next(iter(self._run_dir.committed_steps()), None)
+        except NotReadError:
+            return self._restarts.saved, "its newest checkpoint"
+        return saved, f"step {saved}" if saved is not None else "the beginning"
 
     def pause(self, seconds: float) -> bool:
         """Wait so long, or until a stop is asked for. Returns whether it was."""
@@ -178,11 +186,11 @@ class _Local:
             "where": self._redact(problem.where),
             "what": self._redact(problem.what),
         }
-        if not self._run_dir.root.is_dir():
-            return
         try:
             with self._run_dir.restarts.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        except FileNotFoundError:  # it has no directory yet
+            return
         except OSError as error:  # a note only: it hides no failure and ends no run
             self._say(f"[RESTART] not noted in {self._run_dir.restarts}: {error.strerror or error}")
 

@@ -21,6 +21,7 @@ from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.gone import Gone
 from tests.support.runs import run_root, small_spec
+from tests.support.unreadable import stale
 
 
 def made(restarts: Restarts, saved: list[int | None]) -> int:
@@ -179,6 +180,24 @@ def test_a_restart_that_cannot_be_noted_is_made_all_the_same(
     assert starts.count == 2
     said = capsys.readouterr().err
     assert "not noted in" in said and "starting again from step 2" in said
+
+
+def test_a_volume_that_is_away_for_a_moment_takes_no_restart_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended as an internal error: where the run stands could not be seen."""
+    spec = small_spec(tmp_path, tmp_path)
+    away = StorageError("Stale file handle", where=str(run_root(spec)))
+    starts = Starts(spec, monkeypatch, (None, away), (None, "{}"))
+    stale(monkeypatch, run_root(spec))
+    assert local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3) == "{}"
+    assert starts.count == 2
+    said = capsys.readouterr().err
+    assert "not noted in" in said and "1 of 3: starting again from its newest checkpoint" in said
+    starts = Starts(spec, monkeypatch, *[(None, away)] * 9)
+    with pytest.raises(StorageError, match="Stale file handle"):
+        local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3)
+    assert starts.count == 4
 
 
 def test_a_start_that_fails_while_it_is_asked_to_stop_is_the_last(
