@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankzero.errors import ConfigError, ExitCode, Problem, RankzeroError
-from rankzero.run_dir.atomic import write_json, write_text
+from rankzero.run_dir.atomic import storage_errors, write_json, write_text
 from rankzero.run_dir.setting import has_moved
 from rankzero.spec.diff import IDENTITIES, Change, compare, differ, identity_at
 from rankzero.spec.resolve import to_yaml
@@ -51,10 +51,10 @@ def keep_setting(sweep: Sweep, contents: Callable[[], Mapping[str, str]], record
     it is for the trials to say what may change. Returns what is taken for the same without being known to be, in words.
     """
     file, now = SweepDir(sweep.directory).setting, setting_of(sweep)
-    if not file.is_file():
+    before = _kept(file)
+    if before is None:
         write_json(file, {**now, _CONTENTS: contents()})  # files that cannot be read begin no sweep
         return []
-    before = json.loads(file.read_text(encoding="utf-8"))
     try:  # by this version's specs, in which a field that it added has its default
         kept = SweepSpec.model_validate({**before["sweep"], "run": sweep.spec.run})
         run = RunSpec.model_validate(before["run"])
@@ -67,6 +67,18 @@ def keep_setting(sweep: Sweep, contents: Callable[[], Mapping[str, str]], record
     if problems:
         raise ConfigError(problems)
     return unsure
+
+
+def _kept(file: Path) -> dict[str, Any] | None:
+    """The setting that is there; None where there is none. Raises StorageError where that cannot be seen: another would
+    be written over it."""
+    with storage_errors(file):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _changed(kept: SweepSpec, sweep: Sweep, record: Callable[[], Record]) -> Iterator[Problem]:
@@ -125,7 +137,7 @@ def keep_contents(sweep: Sweep, eval_files: str | None, contents: Mapping[str, s
     """Note what trials are evaluated on and made of, or raise ConfigError where others were evaluated on something
     else, or made of it. Until one was scored, files may be mended."""
     file = SweepDir(sweep.directory).setting
-    kept = json.loads(file.read_text(encoding="utf-8"))
+    kept = _kept(file) or {}
     scored = [trial.number for trial in trials if trial.evaluations or trial.value is not None]
     known, before = kept.get(_EVAL_FILES), kept.get(_CONTENTS, {})
     changed = [name for name, what in contents.items() if name in before and differ(before[name], what)]

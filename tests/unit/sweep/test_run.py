@@ -30,6 +30,7 @@ from rankzero.sweep.record import Record
 from rankzero.sweep.run import SweepRun
 from rankzero.sweep.trainer import Known, TrialStart
 from tests.support.sweeps import RUN, Formula, FormulaStart, sweep_of
+from tests.support.unreadable import stale
 
 
 @pytest.fixture(autouse=True)
@@ -300,6 +301,22 @@ def test_a_directory_of_another_sweep_is_refused_with_every_difference(tmp_path:
         keep(other)
     fields = {problem.where.partition(": ")[2] for problem in caught.value.problems}
     assert {"sweep: seed", "run: data.eval.fraction"} <= fields
+
+
+def test_a_sweep_whose_setting_cannot_be_read_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, other = sweep_of(tmp_path), sweep_of(tmp_path, seed=7)
+    keep(sweep)
+    with monkeypatch.context() as away:
+        stale(away, SweepDir(sweep.directory).setting)
+        away.setattr(Path, "is_file", lambda _path: False)  # as it says from Python 3.14 on
+        with pytest.raises(StorageError, match="Stale file handle"):
+            keep(other)
+        with pytest.raises(StorageError, match="Stale file handle"):
+            keep_contents(other, None, {}, [])
+    with pytest.raises(ConfigError, match="seed"):
+        keep(other)
 
 
 def test_what_a_run_may_change_a_sweep_may(tmp_path: Path) -> None:
