@@ -188,7 +188,8 @@ class RunState:
     @property
     def is_in_doubt(self) -> bool:
         """Whether Slurm may have a job of the run that nobody was told the number of."""
-        return self._doubt.exists()
+        with storage_errors(self._doubt):
+            return _is_there(self._doubt)
 
     def doubt(self) -> None:
         """Note that. Raises StorageError."""
@@ -261,12 +262,14 @@ class RunState:
         return next((line.strip() for line in reversed(lines) if line.strip().isdigit()), "")
 
     def _text(self, name: str) -> str:
-        try:
-            return (self.root / name).read_text(encoding="utf-8", errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        except PermissionError as error:
-            raise self._closed() from error
+        """Nothing where there is no such file. Raises AccessError, and StorageError where that cannot be seen."""
+        with storage_errors(self.root / name):
+            try:
+                return (self.root / name).read_text(encoding="utf-8", errors="replace")
+            except (FileNotFoundError, NotADirectoryError):
+                return ""
+            except PermissionError as error:
+                raise self._closed() from error
 
     def _closed(self) -> AccessError:
         try:
@@ -278,11 +281,14 @@ class RunState:
 
 
 def states(directory: Path) -> Iterator[RunState]:
-    """Of all runs there that may be read, by their names."""
-    if directory.is_dir():
-        for one in sorted(directory.iterdir()):
-            if not one.name.startswith(".") and _is_open(one / "about.json"):
-                yield RunState(one)
+    """Of all runs there that may be read, by their names. Raises StorageError."""
+    with storage_errors(directory):
+        try:
+            names = sorted(os.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        found = [name for name in names if not name.startswith(".") and _is_open(directory / name / "about.json")]
+    yield from (RunState(directory / name) for name in found)
 
 
 def _is_there(path: Path) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import StorageError
-from rankzero.launch.backends.slurm.state import RunState
+from rankzero.launch.backends.slurm.state import RunState, states
+from tests.support.unreadable import stale
 
 ABOUT = {"name": "r"}
 
@@ -110,3 +111,23 @@ def test_a_directory_that_cannot_be_looked_at_is_left_alone(state: RunState, mon
             raise KeyboardInterrupt
         assert state.remove() == [f"directory {state.root}", f"file {state.batch_log}"]
     assert before[0] == "17" and not state.root.exists() and not state.batch_log.exists()
+
+
+def test_what_cannot_be_looked_at_is_no_run_without_a_job(state: RunState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.14 on, Path.exists and Path.is_dir say False of it."""
+    state.doubt()
+    assert [one.root for one in states(state.root.parent)] == [state.root]
+    looks: list[Callable[[], object]] = [
+        lambda: state.job,
+        lambda: state.about,
+        lambda: state.cancelled,
+        lambda: state.is_in_doubt,
+        lambda: list(states(state.root.parent)),
+        state.remove,
+    ]
+    for name in ("exists", "is_dir"):
+        monkeypatch.setattr(Path, name, lambda _path: False)
+    stale(monkeypatch, state.root.parent)
+    for look in looks:
+        with pytest.raises(StorageError, match="Stale file handle"):
+            look()
