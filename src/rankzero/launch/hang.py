@@ -207,11 +207,11 @@ class HangWatch:
 
     def _keep(self, step: int, why: str) -> Path | None:
         """Write the evidence; None where the volume does not take it in time."""
-        directory = self._run_dir.hang(step)
-        writing = threading.Thread(target=_write, args=(self._workers, directory, why), daemon=True)
+        directory, begun = self._run_dir.hang(step), threading.Event()
+        writing = threading.Thread(target=_write, args=(self._workers, directory, why, begun), daemon=True)
         writing.start()
         writing.join(PY_SPY_SECONDS + WRITE_SECONDS)
-        return directory if not writing.is_alive() and directory.is_dir() else None
+        return directory if not writing.is_alive() and begun.is_set() else None  # to look at it might hang, or fail
 
 
 def waited_for(places: Mapping[int, str]) -> tuple[list[int], list[int]]:
@@ -228,10 +228,11 @@ def _waits(place: str) -> bool:
     return "distributed_c10d" in place or place.endswith((" in sums_of_step", " in sum_over_ranks", " in wait_for_sum"))
 
 
-def _write(workers: Workers, directory: Path, why: str) -> None:
+def _write(workers: Workers, directory: Path, why: str, begun: threading.Event) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with suppress(OSError):  # the hang is told all the same
         directory.mkdir(parents=True, exist_ok=True)
+        begun.set()
         for local, process in enumerate(workers.processes):
             path = directory / f"rank-{workers.rank(local)}.txt"
             with path.open("a", encoding="utf-8") as file:

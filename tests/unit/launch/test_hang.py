@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
-from rankzero.launch.hang import LEAVE_SECONDS, LOOK_SECONDS, Progress, Stall, waited_for
-from rankzero.launch.processes import SUSPENDED_SECONDS
+from rankzero.launch.hang import LEAVE_SECONDS, LOOK_SECONDS, HangWatch, Progress, Stall, waited_for
+from rankzero.launch.processes import SUSPENDED_SECONDS, Ranks, Workers
 from rankzero.run_dir.handover import Beat
+from rankzero.run_dir.paths import RunDir
+from tests.support.unreadable import stale
 
 
 class Story:
@@ -169,3 +175,17 @@ def test_a_rank_that_does_not_answer_in_time_is_told_beside_one_that_is_stuck(
 ) -> None:
     """On a busy machine it may answer late; or it is the kernel that it is stuck in."""
     assert waited_for(places) == (whom, unheard)
+
+
+def test_a_hang_is_told_where_its_evidence_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is away is what a run may hang by; that alone ended it as an internal error."""
+    workers = Workers(tmp_path, Ranks(first=0, count=1, world_size=1))
+    watch = HangWatch(workers, RunDir(tmp_path), print, compiled=False, alone=True, attended=False)
+    assert watch._keep(3, "step 3 is late") == RunDir(tmp_path).hang(3)
+
+    def away(_path: object, _mode: int = 0) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "mkdir", away)
+    stale(monkeypatch, tmp_path)
+    assert watch._keep(4, "step 4 is late") is None
