@@ -59,14 +59,14 @@ def _is_noted(api: Api, name: str, run: str, say: Say) -> bool:
     return True
 
 
-def noted_claims(api: Api, run: str) -> list[str]:
-    """Names of the claims on which it is noted; none where claims may not be listed."""
+def noted_claims(api: Api, run: str) -> list[str] | None:
+    """Names of the claims on which it is noted; None where claims may not be listed."""
     try:
         return [str(one["metadata"]["name"]) for one in api.list(CLAIM)[0] if run in _users(one)]
     except ApiError as error:
         if error.status != 403:
             raise
-        return []
+        return None
 
 
 def deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str], say: Say) -> Iterator[Manifest]:

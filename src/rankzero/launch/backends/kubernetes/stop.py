@@ -246,7 +246,8 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     signs = [*pods, *(_seen(api, CONFIG_MAP, selector) or ())]
     must_have_seen(api, discovery, run, {one["kind"] for one in trained}, signs)
     templates = _templates(api, discovery, selector, trained, say)
-    mounted = {*claims_of([*trained, *prepared, *pods, *templates]), *noted_claims(api, run)}
+    noted = noted_claims(api, run)
+    mounted = {*claims_of([*trained, *prepared, *pods, *templates]), *(noted or ())}
     for one in [*trained, *prepared]:
         say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
         yield one
@@ -257,7 +258,9 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
         yield from _listed(api, resource, selector, lambda _line: None)
     yield from submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
-    if claims:
+    if claims and noted is None and not mounted:
+        say(_not_seen(CLAIM))
+    elif claims:
         yield from deletable_claims(api, discovery, run, mounted, say)
     elif mounted:
         say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
@@ -306,8 +309,12 @@ def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) ->
     except ApiError as error:
         if error.status not in (403, 404):
             raise
-        say(f"not permitted to look for {resource.title}; any that the run has stay")
+        say(_not_seen(resource))
         return []
+
+
+def _not_seen(resource: Resource) -> str:
+    return f"not permitted to look for {resource.title}; any that the run has stay"
 
 
 def _patch(api: Api, manifest: Manifest, body: Manifest) -> None:

@@ -330,6 +330,13 @@ class TestClaimsOfRunsThatAreOver:
         assert bench.heard("outputs may be used by other runs, whose ConfigMaps you are not permitted to list; kept")
         assert bench.heard("kubectl delete pvc outputs -n")
 
+    def test_who_may_not_see_claims_is_told_that_they_stay(self, bench: Bench) -> None:
+        self.finished(bench, "a")
+        self.clean_up(bench, "a")
+        bench.cluster.forbidden.add(("list", CLAIMS))
+        bench.backend().delete("a", claims=True, say=bench.said.append)
+        assert bench.heard("not permitted to look for persistentvolumeclaims; any that the run has stay")
+
     @pytest.mark.parametrize(
         "more",
         [
