@@ -16,6 +16,7 @@ from rankzero import errors
 from rankzero.errors import ConfigError, DataError, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
 from rankzero.launch import labels
 from rankzero.launch.backend import Backend
+from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan, make_plan
@@ -175,6 +176,8 @@ class _Submitted:
         self._deaf = False
         """Whether it cannot be asked to stop."""
         self._status: RunStatus | None = None
+        self._hidden = ""
+        """What was not permitted of the last look, where that leaves open whether the run is there."""
 
     def running(self) -> bool:
         if time.monotonic() >= self._next:
@@ -185,7 +188,8 @@ class _Submitted:
     def _look(self) -> None:
         """Raises ServiceError where the place has not answered for long."""
         try:
-            self._status = run_status(self._backend.collect(self._plan.name))
+            evidence = self._backend.collect(self._plan.name)
+            self._status, self._hidden = run_status(evidence), _hidden(evidence, self._plan.kind)
         except ServiceError as error:
             self._silence.goes_on(error)
         else:
@@ -213,6 +217,9 @@ class _Submitted:
             return StoppedError("it cannot be asked to stop", where=f"run {self._plan.name}")
         if status is None:
             return None
+        if self._hidden and self._stopping is None and (_is_deleted(status) or _is_mute(status)):
+            what = f"what is there of it may not be looked at: not permitted to {self._hidden}"
+            return ServiceError(what, where=f"run {status.run}", hint="ask the cluster's administrator for that right")
         if _is_deleted(status) and self._stopping is None:
             return ServiceError("somebody has deleted it", where=f"run {status.run}")
         if _is_mute(status):
@@ -237,6 +244,12 @@ class _Submitted:
 def _is_deleted(status: RunStatus) -> bool:
     """Whether nothing is there of a run that was submitted, or nothing that trains it."""
     return status.phase in ("Unknown", "Gone")
+
+
+def _hidden(evidence: Evidence, kind: str) -> str:
+    """The looks at its pods and at what makes them that were not permitted."""
+    looks = [one.verb for one in evidence.refused if one.status == 403]
+    return ", ".join(one for one in looks if one == "list pods" or one.startswith(f"list {kind}"))
 
 
 def _is_mute(status: RunStatus) -> bool:

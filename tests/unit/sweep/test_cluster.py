@@ -26,7 +26,7 @@ from rankzero.errors import ConfigError, RankzeroError, ServiceError, StoppedErr
 from rankzero.launch.backend import Backend
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
 from rankzero.launch.backends.kubernetes.streams import Clock
-from rankzero.launch.evidence import Evidence
+from rankzero.launch.evidence import Evidence, Refusal
 from rankzero.launch.labels import RUN as RUN_LABEL
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import make_plan
@@ -435,13 +435,14 @@ class Place:
         self.told: list[str] = []
         self.all_told = threading.Event()
         self.refuses = ""
+        self.refused: tuple[Refusal, ...] = ()
 
     def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
         self.asked += 1
         if self.silent:
             self.silent -= 1
             raise self.error
-        return Evidence(run=run, now=datetime.now(UTC))
+        return Evidence(run=run, now=datetime.now(UTC), refused=self.refused)
 
     def submit(self, objects: Sequence[Manifest], say: Callable[[str], None], *, replace: bool = False) -> None:
         if self.silent:
@@ -479,6 +480,19 @@ def test_a_look_that_is_not_answered_ends_no_sweep(monkeypatch: pytest.MonkeyPat
     trial = trial_there(place, "a", said)
     with pytest.raises(ServiceError, match="timed out"):
         [trial.running() for _ in range(9)]
+
+
+def test_a_trial_that_may_not_be_looked_at_is_not_said_to_be_deleted() -> None:
+    place, said = Place(), list[str]()
+    trial = trial_there(place, "a", said)
+    assert not trial.running() and "somebody has deleted it" in str(trial.failure())
+    for verb, hidden in (("list pods", True), ("list jobs.batch", True), ("list events", False)):
+        place.refused = (Refusal(verb, 403, "Forbidden", "no"),)
+        trial = trial_there(place, "a", said)
+        assert not trial.running()
+        failure = trial.failure()
+        assert failure is not None and failure.exit_code == 69
+        assert (f"not permitted to {verb}" in str(failure)) == hidden
 
 
 def test_a_trial_that_is_not_answered_is_borne_no_longer_for_what_others_hear(monkeypatch: pytest.MonkeyPatch) -> None:
