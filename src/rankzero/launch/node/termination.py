@@ -66,7 +66,7 @@ def _outcome(error: RankzeroError | None) -> Outcome:
 def _checkpoints(run_dir: RunDir) -> list[int]:
     """None where they cannot be seen: the volume may be what the run ended by, and the rest is to be said all the
     same."""
-    with suppress(OSError):
+    with suppress(StorageError):
         return run_dir.committed_steps()
     return []
 

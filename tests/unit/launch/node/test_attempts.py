@@ -142,12 +142,14 @@ def test_another_submission_and_another_node_begin_anew(tmp_path: Path) -> None:
 
 def test_a_count_that_cannot_be_read_does_not_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(tmp_path)
-    for away in (tmp_path / "attempts/node-0.json", RunDir(tmp_path).checkpoints):
-        with monkeypatch.context() as broken:
-            stale(broken, away)
-            with pytest.raises(StorageError, match="Stale file handle"):
-                start(tmp_path)
-    assert [start(tmp_path).may_restart for _ in range(2)] == [True, False]
+    with monkeypatch.context() as broken:
+        stale(broken, tmp_path / "attempts/node-0.json")
+        with pytest.raises(StorageError, match="Stale file handle"):
+            start(tmp_path)
+    with monkeypatch.context() as broken:
+        stale(broken, RunDir(tmp_path).checkpoints)
+        assert start(tmp_path).may_restart, "it is counted, by what was known of checkpoints"
+    assert not start(tmp_path).may_restart
     with pytest.raises(RankzeroError, match="the 2 restarts of max_restarts are used up"):
         start(tmp_path)
 
