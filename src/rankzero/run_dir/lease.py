@@ -3,9 +3,9 @@
 `lease.json` holds a fencing token that grows with every owner, who the owner is (`owner`, a random name, since a
 copy's tokens begin anew), a heartbeat counter, and the launcher that may start it again. An owner on
 this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
-but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, by whether its
-counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only changed under a
-short `flock`; on a volume without locks the token and the heartbeat still tell two runs apart.
+but numbers of its own for processes, or of another boot, or of another directory, as a copy's is, or hidden by /proc,
+by whether its counter moves while we watch, so clocks that disagree between hosts do not matter. The file is only
+changed under a short `flock`; on a volume without locks the token and the heartbeat still tell two runs apart.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from rankzero.directories import there
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import storage_errors, write_text
 
@@ -35,23 +36,43 @@ COURTESY_SECONDS, TRY_SECONDS = 3.0, 0.1
 """For how long, and how often, a lock is asked for by who goes on without it."""
 LOCK_SECONDS = 60.0
 """For how long one is by who does not: what is done under it takes a moment."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _process_identity(pid: int) -> str | None:
-    """Boot id and start time of a process: a recycled pid is another process. None where it does not run."""
+    """Boot id and start time of a process: a recycled pid is another process. None where it does not run.
+
+    Raises OSError where that cannot be told: `hidepid` keeps the processes of other users from /proc, and who has no
+    file handle left reads nothing there.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    except OSError:
-        if Path("/proc/self/stat").exists():
+    except (FileNotFoundError, ProcessLookupError):
+        if not _has_number(pid):
             return None
-        try:  # no /proc (macOS): existence has to do
-            os.kill(pid, 0)
-        except OSError:
-            return None
-        return "running"
+        if there(Path("/proc/self/stat")):
+            raise
+        return "running"  # no /proc (macOS): existence has to do
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
+    return None if fields[0] == "Z" else f"{BOOT_ID.read_text(encoding='utf-8').strip()}:{fields[19]}"
+
+
+def _has_number(pid: int) -> bool:
+    """Whether a process has this number, of whichever user."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _known_identity(pid: int) -> str | None:
+    """None, too, where it cannot be told."""
+    with suppress(OSError):
+        return _process_identity(pid)
+    return None
 
 
 def _namespaces() -> dict[str, str]:
@@ -82,8 +103,18 @@ def judged_at_once(current: dict[str, Any]) -> bool:
     this machine's, or be that of a living one with the same name. Nothing but watching tells the two apart: machines
     that share a name are often copies, which share a machine-id too, and how old the file is, some volumes say by the
     clock of whoever wrote it."""
-    theirs, ours = (_boot(process) for process in (current.get("process"), _process_identity(os.getpid())))
-    return is_of_here(current) and (not theirs or not ours or theirs == ours)
+    process = current.get("process")  # None: its own could not be told, and so neither can it be told from another
+    theirs, ours = _boot(process), _boot(_known_identity(os.getpid()))
+    return is_of_here(current) and process is not None and (not theirs or theirs == ours)
+
+
+def lives(current: dict[str, Any]) -> bool | None:
+    """Whether the process that lease.json names lives, by its number here. None: nothing but watching tells."""
+    if not judged_at_once(current):
+        return None
+    with suppress(OSError):
+        return bool(_process_identity(int(current["pid"])) == current["process"])
+    return None
 
 
 def _boot(process: object) -> str:
@@ -112,10 +143,12 @@ def holder(root: Path, *, perhaps: bool = False) -> str | None:
     told by watching it, and so is what may be a copy: who takes the lease afterwards leaves both to it."""
     lease = Lease(root)
     current = lease.read()
-    if not judged_at_once(current) or not lease.is_held(current):
+    if "pid" not in current or not judged_at_once(current):
         return None
-    ours = _is_of_directory(current, root)
-    return f"process {current['pid']} on {current['host']}" if ours or (perhaps and ours is None) else None
+    alive, ours = lives(current), _is_of_directory(current, root)
+    if alive is False or ours is False or (not perhaps and None in (alive, ours)):
+        return None
+    return f"process {current['pid']} on {current['host']}"
 
 
 def known_process(pid: int) -> dict[str, Any]:
@@ -124,18 +157,20 @@ def known_process(pid: int) -> dict[str, Any]:
         "host": socket.gethostname(),
         "namespaces": _namespaces(),
         "pid": pid,
-        "process": _process_identity(pid),
+        "process": _known_identity(pid),
     }
 
 
 def starts_again(current: dict[str, Any]) -> bool:
     """Whether the launcher that lease.json names may start its last owner again: its process lives here, and still has
-    the directory that it has for as long as it may. Elsewhere nobody can ask."""
+    the directory that it has for as long as it may, or neither can be looked at. Elsewhere nobody can ask."""
     launcher = current.get("launcher")
     if not isinstance(launcher, dict) or not isinstance(launcher.get("pid"), int) or not judged_at_once(launcher):
         return False
-    process = _process_identity(launcher["pid"])
-    return process is not None and process == launcher.get("process") and os.path.exists(str(launcher.get("directory")))
+    try:
+        return lives(launcher) is not False and there(Path(str(launcher.get("directory"))))
+    except OSError:
+        return True
 
 
 class Watch:
@@ -155,7 +190,7 @@ class Watch:
         beat = (current.get("token"), current.get("beat"))
         if beat != self._seen:
             self._seen, self._since = beat, self._clock()
-        is_known = judged_at_once(current) and _is_of_directory(current, self._lease.path.parent)
+        is_known = lives(current) and _is_of_directory(current, self._lease.path.parent)
         may_live = is_known or self._clock() - self._since < MISSED_BEATS * BEAT_SECONDS
         return f"process {current['pid']} on {current.get('host')}" if may_live else None
 
@@ -317,20 +352,17 @@ class Lease:
 
     def is_held(self, current: dict[str, Any]) -> bool:
         """Whether its owner may be alive, by what can be told from here at once."""
-        if "pid" not in current:
-            return False
-        if judged_at_once(current):
-            return _process_identity(int(current["pid"])) == current.get("process")
-        return True
+        return "pid" in current and lives(current) is not False
 
     def _refuse_unless_lapsed(
         self, current: dict[str, Any], wait: Callable[[float], None], say: Callable[[str], None]
     ) -> None:
-        if judged_at_once(current) and _is_of_directory(current, self.path.parent):
+        alive = lives(current)
+        if alive and _is_of_directory(current, self.path.parent):
             raise self._held(current)
         who = f"process {current['pid']} on {current.get('host')}"
         what = "whether it lives"
-        if judged_at_once(current):
+        if alive:
             who, what = f"{who}, which trains in {current.get('directory')}", "whether this is a copy of that"
         say(f"{self.path} names {who}; watching for {WATCH_SECONDS:.0f} s {what}")
         waited = 0.0

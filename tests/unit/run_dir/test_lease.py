@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,8 +16,18 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ExitCode, StorageError
-from rankzero.run_dir.lease import Lease, Watch, _namespaces, exclusive, exclusive_if_free, holder
-from tests.support.unreadable import close
+from rankzero.run_dir.lease import (
+    BOOT_ID,
+    Lease,
+    Watch,
+    _namespaces,
+    exclusive,
+    exclusive_if_free,
+    holder,
+    known_process,
+    starts_again,
+)
+from tests.support.unreadable import close, stale
 
 
 def hold_elsewhere(root: Path, **changes: object) -> None:
@@ -211,6 +222,67 @@ def test_a_number_of_another_boot_is_nobodys_here(tmp_path: Path) -> None:
     """Our own, on another machine of this name: the process here that has it is another one."""
     hold_elsewhere(tmp_path, pid=os.getpid(), process=OTHER_BOOT, **HERE)
     assert holder(tmp_path) is None and Lease(tmp_path).is_held(Lease(tmp_path).read())
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EPERM, errno.EMFILE])
+def test_an_owner_that_cannot_be_looked_at_is_watched(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, under hidepid=2 and 1, or where this process has no file handle left."""
+    first = Lease(tmp_path)
+    first.acquire()
+    living = first.read()
+    first.release()
+    pid, beats = os.getppid(), list[int]()
+    hold_elsewhere(tmp_path, **(living := {**living, **known_process(pid)}))
+    assert holder(tmp_path) == f"process {pid} on {socket.gethostname()}"
+    stale(monkeypatch, Path(f"/proc/{pid}"), number)
+    assert Lease(tmp_path).is_held(living) and Watch(tmp_path).holder() is not None
+    assert holder(tmp_path) is None and holder(tmp_path, perhaps=True) is not None, "its number may be another one's"
+    assert starts_again({"launcher": {**known_process(os.getpid()), **living, "directory": str(tmp_path)}})
+
+    def beat(_seconds: float) -> None:
+        beats.append(1)
+        hold_elsewhere(tmp_path, **{**living, "beat": len(beats) + 1})
+
+    with pytest.raises(StorageError, match=f"in use by process {pid}"):
+        Lease(tmp_path).acquire(wait=beat)
+    assert len(beats) == 1
+    second, told = Lease(tmp_path), list[str]()
+    second.acquire(wait=lambda _seconds: None, say=told.append)
+    assert told and told[0].endswith("watching for 30 s whether it lives"), "one that does not beat has lost it"
+    second.release()
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_without_proc_a_process_of_another_user_lives(
+    denied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(_pid: int, _signal: int) -> None:
+        raise PermissionError if denied else ProcessLookupError
+
+    stale(monkeypatch, Path("/proc"), errno.ENOENT)
+    monkeypatch.setattr(os, "kill", ask)
+    hold_elsewhere(tmp_path, host=socket.gethostname(), process="running")
+    assert (holder(tmp_path) is not None) == denied
+
+
+def test_a_process_that_does_not_know_itself_is_watched_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /proc shows processes alone (subset=pid); its end could not be told either."""
+    stale(monkeypatch, BOOT_ID, errno.ENOENT)
+    first = Lease(tmp_path)
+    first.acquire()
+    assert first.read()["process"] is None and first.is_held(first.read())
+    first.check()
+    first.release()
+    hold_elsewhere(tmp_path, **HERE, process=None)
+    waited: list[float] = []
+    second = Lease(tmp_path)
+    second.acquire(wait=waited.append)
+    assert sum(waited) >= 30
+    second.release()
 
 
 def test_an_owner_that_lost_the_directory_may_not_commit(tmp_path: Path) -> None:
