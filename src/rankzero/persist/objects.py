@@ -12,6 +12,7 @@ from typing import Any
 
 from rankzero.errors import ConfigError, StoppedError, StorageError
 from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors
+from rankzero.store_listing import facts_below
 
 
 @contextmanager
@@ -47,8 +48,8 @@ def files_in(file_system: Any, root: str) -> dict[str, int]:
 
 def facts_in(file_system: Any, root: str) -> dict[str, dict[str, Any]]:
     """What a store says of every file below a path, by its name there. Empty objects whose keys end in a slash, as
-    consoles make for folders, are no files."""
-    found = file_system.find(root, detail=True).items()
+    consoles make for folders, are no files. Raises whatever the store raises where not all of it can be listed."""
+    found = facts_below(file_system, root).items()
     return {posixpath.relpath(path, root): facts for path, facts in found if not path.endswith("/")}
 
 

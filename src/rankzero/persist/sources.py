@@ -13,7 +13,9 @@ from typing import Any, Protocol
 from rankzero.errors import ConfigError, ServiceError
 from rankzero.persist.objects import files_in, open_store, store_errors
 from rankzero.run_dir.paths import LINKS
+from rankzero.store_listing import is_there, named_below
 
+_SHOWN = 3
 Execute = Callable[[Sequence[str]], str]
 """Runs a command beside the files, and returns what it printed. Raises ServiceError where it failed."""
 
@@ -124,20 +126,21 @@ class ObjectSource:
             found[place] = source.spec_text()
             if sought.is_ours(found[place]):
                 return source
-        inside = cls(url)._one_level_down(run)  # as storage.outputs.url has them: <url>/<output_dir>/<name>
+        inside, unseen = cls(url)._one_level_down(run)  # as storage.outputs.url has them: <url>/<output_dir>/<name>
         found |= {place: cls(place).spec_text() for place in inside if place not in found}
         meant = _meant(found, run, url, sought, lambda place: ["rankzero", "pull", run, place.removesuffix(f"/{run}")])
         if meant is not None:
             return cls(meant)
         hint = "the URL of the run's directory, or of the one that it is in, as output_url or storage.outputs.url say"
+        hint = "; ".join([hint, *unseen[:_SHOWN]])
         raise ConfigError(f"there is no run {run} there: run.yaml is missing", where=url, hint=hint)
 
-    def _one_level_down(self, run: str) -> list[str]:
-        """URLs of the runs of this name in directories here."""
+    def _one_level_down(self, run: str) -> tuple[list[str], list[str]]:
+        """URLs of the runs of this name in directories here, and what could not be looked into."""
         with store_errors(self.where):
-            found = self._store.glob(posixpath.join(self._root, "*", run, "run.yaml"))
+            found, unseen = named_below(self._store, self._root, posixpath.join(run, "run.yaml"))
         inside = [posixpath.relpath(path, self._root).split("/")[0] for path in found]
-        return [posixpath.join(self.where, name, run) for name in inside]
+        return [posixpath.join(self.where, name, run) for name in inside], unseen
 
     def spec_text(self) -> str:
         """Its run.yaml."""
@@ -148,7 +151,7 @@ class ObjectSource:
     def has(self, name: str) -> bool:
         """Whether there is such a file."""
         with store_errors(self.where):
-            return bool(self._store.exists(posixpath.join(self._root, name)))
+            return is_there(self._store, posixpath.join(self._root, name))
 
     def files(self) -> dict[str, int]:
         with store_errors(self.where):
@@ -158,7 +161,7 @@ class ObjectSource:
     def links(self) -> dict[str, int]:
         with store_errors(self.where):
             there = {name: posixpath.join(self._root, name) for name in LINKS}
-            return _steps({name: self._pointer(path) for name, path in there.items() if self._store.exists(path)})
+            return _steps({name: self._pointer(path) for name, path in there.items() if is_there(self._store, path)})
 
     def _pointer(self, path: str) -> str:
         """What a pointer file says, or, on a file system, where a link leads."""

@@ -15,6 +15,7 @@ from typing import Any
 from rankzero.errors import StorageError
 from rankzero.persist.objects import fetch, files_in, inside, open_store, store_errors
 from rankzero.run_dir.atomic import MANIFEST, parse_manifest, stage_name
+from rankzero.store_listing import is_there
 
 CHECKPOINTS = "checkpoints"
 
@@ -57,7 +58,7 @@ class StoredCopy:
     def names(self) -> dict[str, int]:
         """The bytes of each file, by its name in the run directory. {}: nothing is there."""
         self._store.invalidate_cache()  # of listings: another process may have written here
-        found = files_in(self._store, self._root) if self._store.exists(self._root) else {}
+        found = files_in(self._store, self._root) if is_there(self._store, self._root) else {}
         return {inside(name, self.url): size for name, size in found.items()}
 
     def text(self, name: str) -> str | None:

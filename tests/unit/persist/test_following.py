@@ -18,6 +18,7 @@ from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.persist import following
 from rankzero.persist.following import NOTES, download_tree
 from tests.support.s3 import BUCKET, Store, s3_store
+from tests.support.unreadable import shut
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -116,6 +117,21 @@ def test_a_store_that_lists_nothing_any_more_takes_nothing_away(store: Store, tm
     with pytest.raises(StorageError, match="nothing is there any more"):
         download_tree(URL, tmp_path, never)
     assert files_of(tmp_path) == {"a.jsonl"}
+
+
+def test_a_folder_of_a_mount_that_cannot_be_listed_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / "store" / folder).mkdir(parents=True)
+        (tmp_path / "store" / folder / "x").write_text("1")
+    url, here = (tmp_path / "store").as_uri(), tmp_path / "here"
+    assert download_tree(url, here, never) == 2
+    with monkeypatch.context() as patch:
+        shut(patch, tmp_path / "store" / "b")
+        with pytest.raises(StorageError, match="Permission denied"):
+            download_tree(url, here, never)
+    assert files_of(here) == {"a/x", "b/x"}
 
 
 def test_killed_between_a_file_and_its_note_it_is_fetched_again(

@@ -17,7 +17,7 @@ from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import resolve, to_yaml
 from rankzero.spec.run_spec import RunSpec
-from tests.support.unreadable import stale
+from tests.support.unreadable import close, stale
 from tests.support.volume import run_python
 
 SPEC = {"name": "r", "model": {"name": "o/m"}, "data": {"train": "t.jsonl"}}
@@ -298,6 +298,23 @@ def test_runs_that_are_not_there(there: RunDir) -> None:
     assert "there are r" in str(raised.value)
     with pytest.raises(ServiceError, match="not an answer"):
         CommandSource.find(lambda _command: "motd", str(volume), "r", "outputs")
+
+
+def test_what_could_not_be_looked_into_is_said_where_there_is_no_run(
+    there: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's folder beside the runs keeps nobody from them."""
+    volume = there.root.parents[1]
+    (volume / "private").mkdir()
+    close(monkeypatch, volume / "private")
+    assert ObjectSource.find(f"file://{volume}", "r").where.endswith("/r")
+    with pytest.raises(ConfigError, match="run.yaml is missing") as raised:
+        ObjectSource.find(f"file://{volume}", "other")
+    assert "private could not be looked into: Permission denied" in str(raised.value)
+    monkeypatch.undo()
+    stale(monkeypatch, volume)
+    with pytest.raises(StorageError, match="Stale file handle"):
+        ObjectSource.find(f"file://{volume}", "r")
 
 
 def test_names_that_lead_outside_are_refused(source: Source, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rankzero.run_dir.atomic import stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import runs_in
 from tests.support.stored_runs import checkpoint, result, spec_of, store_of
+from tests.support.unreadable import stale
 
 WEIGHTS = "model.safetensors"
 
@@ -55,6 +56,20 @@ def test_what_tells_of_more_steps_here_stays(run: RunDir, place: Path) -> None:
     assert run.metrics.read_text() == "of twenty" and json.loads(run.report.read_text()) == {"steps": 20}
     assert (run.final / WEIGHTS).read_text() == "of twenty"
     assert run.log(0).read_text() == "only there"
+
+
+@pytest.mark.parametrize(("part", "number"), [(".", errno.ESTALE), (".", errno.EACCES), ("checkpoints", errno.EACCES)])
+def test_a_copy_on_a_mount_that_cannot_be_looked_at_is_no_empty_one(
+    part: str, number: int, run: RunDir, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run would begin at step 0, and be sent over it."""
+    store_of(run, place.as_uri()).upload()
+    shutil.rmtree(run.root)
+    stale(monkeypatch, place / part, number)
+    with pytest.raises(StorageError, match="so nothing was started"):
+        copying.bring_back(run, store_of(run, place.as_uri()), print)
+    with pytest.raises(StorageError):
+        ObjectSource.find(place.as_uri(), "r").files()
 
 
 def test_what_is_here_of_the_same_end_stays(run: RunDir, place: Path) -> None:
