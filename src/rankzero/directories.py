@@ -3,7 +3,9 @@ not read. Knows no meaning."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,30 @@ def there(path: Path) -> bool:
     return True
 
 
+def status(path: str | Path) -> os.stat_result | None:
+    """What is at a path, where links lead to; None where nothing is. Raises OSError where that cannot be looked at."""
+    try:
+        return os.stat(path)
+    except ValueError:  # a name that none can have
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            return None
+        raise
+
+
+def is_file(path: str | Path) -> bool:
+    """Raises OSError where that cannot be looked at."""
+    about = status(path)
+    return about is not None and stat.S_ISREG(about.st_mode)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Raises OSError where that cannot be looked at."""
+    about = status(path)
+    return about is not None and stat.S_ISDIR(about.st_mode)
+
+
 def files_below(
     directory: Path,
     *,
@@ -26,7 +52,7 @@ def files_below(
     living: bool = False,
 ) -> Iterator[Path]:
     """Every file below a directory, and every link that leads to one or nowhere. Raises OSError where a directory
-    cannot be read.
+    cannot be read, or a file not looked at.
 
     `into` is asked for each folder, by its path from `directory` with forward slashes. `follow_links`: also into
     folders that links lead to, each folder once. `living`: what goes meanwhile is no error.
@@ -45,7 +71,8 @@ def files_below(
             folders[:] = [name for name in folders if real[name] not in seen]  # a link may lead back up
             seen.update(real.values())
         for path in (parent / name for name in sorted(files)):
-            if path.is_file() or (path.is_symlink() and not path.exists()):
+            about = status(path)
+            if stat.S_ISREG(about.st_mode) if about is not None else path.is_symlink():
                 yield path
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rankzero.data.read.local import local_files
-from rankzero.directories import why_not_writable
+from rankzero.data.read.local import local_files, may_be_here
+from rankzero.directories import is_file, is_folder, status, why_not_writable
 from rankzero.errors import AccessError, ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.machine import local_gpu_count, offline
 from rankzero.model.context import stored_context
@@ -37,6 +37,7 @@ from rankzero.model.layer_names import named_instead, trained_otherwise
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import settled
+from rankzero.run_dir.unread import may_be_read, read_errors
 from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, absolute, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
@@ -148,7 +149,7 @@ def path_findings(found: Loaded[RunSpec]) -> list[Finding]:
     for field in path_fields(found.spec):
         part = local_part(field, found.base)
         if part is not None and field.kind != "output":
-            findings += _of_field(field, in_base(part.path, found.base))
+            findings += _looked_at(field, in_base(part.path, found.base))
     return findings
 
 
@@ -162,7 +163,10 @@ def evaluation_findings(found: Loaded[RunSpec]) -> list[Finding]:
         field for field in path_fields(found.spec) if field.field.startswith("data.eval") and field.kind == "data"
     ]
     parts = [local_part(field, found.base) for field in fields]
-    listed = [None if part is None else local_files(in_base(part.path, found.base)) for part in parts]
+    try:
+        listed = [None if part is None else local_files(in_base(part.path, found.base)) for part in parts]
+    except StorageError:
+        return []
     known = [files for files in listed if isinstance(files, tuple)]
     if not known or len(known) < len(fields) or importlib.util.find_spec("orjson") is None:
         return []
@@ -206,10 +210,25 @@ def _here(field: PathField) -> LocalPart | None:
 
 
 def _exists(path: str, base: Path) -> bool:
-    return os.path.exists(in_base(path, base)) or not isinstance(local_files(in_base(path, base)), Problem)
+    """Or may: what cannot be looked at is spoken of where it is meant."""
+    place = in_base(path, base)
+    try:
+        return may_be_here(place) or not isinstance(local_files(place), Problem)
+    except StorageError:
+        return True
+
+
+def _looked_at(field: PathField, path: str) -> list[Finding]:
+    try:
+        with read_errors(path):
+            return _of_field(field, path)
+    except (ConfigError, StorageError) as error:
+        told = [(f"{shown(problem.where)}: {problem.what}", problem.hint) for problem in error.problems]
+        return [Finding(field.field, what, hint, type(error)) for what, hint in told]
 
 
 def _of_field(field: PathField, path: str) -> list[Finding]:
+    """Raises OSError or StorageError where it cannot be looked at."""
     if field.kind == "data":
         meant = f"a list of one prompt is written [{field.text}]" if _is_prompt(field) else ""
         return [
@@ -218,11 +237,11 @@ def _of_field(field: PathField, path: str) -> list[Finding]:
     if field.kind == "file":
         return [Finding(field.field, what, hint) for what, hint in _file(field, path)]
     if field.kind == "model" and path.endswith(".gguf"):
-        missing = [] if os.path.isfile(path) else [_no_such("file", path)]
+        missing = [] if is_file(path) else [_no_such("file", path)]
         return [Finding(field.field, what, hint) for what, hint in missing]
-    if os.path.isdir(path):
+    if is_folder(path):
         return []
-    if os.path.exists(path):
+    if status(path) is not None:
         return [Finding(field.field, f"{shown(path)} is a file, not a directory", _wanted(field))]
     what, hint = _no_such("directory", path)
     return [Finding(field.field, what, hint or _wanted(field))]
@@ -237,7 +256,7 @@ def _data(path: str) -> list[Problem]:
     found = local_files(path)
     if isinstance(found, Problem):
         return [found]
-    problems = [Problem("may not be read by this user", name) for name in found if not os.access(name, os.R_OK)]
+    problems = [Problem("may not be read by this user", name) for name in found if not may_be_read(name)]
     if problems or importlib.util.find_spec("orjson") is None:
         return problems
     from rankzero.data.read.sources import probe
@@ -248,14 +267,14 @@ def _data(path: str) -> list[Problem]:
 
 def _file(field: PathField, path: str) -> list[tuple[str, str]]:
     """Problems of a file that is read as a whole, as (what, hint)."""
-    if os.path.isdir(path):
+    if is_folder(path):
         return [(f"{shown(path)} is a directory, not a file", "")]
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return [_no_such("file", path)]
-    except (OSError, UnicodeDecodeError) as error:
-        return [(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}", "")]
+    except UnicodeDecodeError as error:
+        return [(f"{shown(path)} cannot be read: {error}", "")]
     if field.field == "train.deepspeed":
         try:
             json.loads(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.directories import files_below, there, why_not_writable
+from rankzero.directories import files_below, is_file, is_folder, status, there, why_not_writable
 from tests.support.unreadable import refuse, stale
 
 
@@ -86,3 +86,17 @@ def test_what_cannot_be_looked_at_is_neither_there_nor_not(tree: Path, monkeypat
     stale(monkeypatch, tree / "in")
     with pytest.raises(OSError, match="Stale file handle"):
         there(tree / "in" / "b")
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_left_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_file(tree / "a") and is_folder(tree / "linked") and not is_file(tree / "pipe") and not is_file("a\0b")
+    for name in ("nowhere", "gone", "a/b", "n" * 300):
+        assert status(tree / name) is None
+    (tree / "round").symlink_to(tree / "round")
+    assert status(tree / "round") is None
+    stale(monkeypatch, tree / "file-link")
+    for look in (status, is_file, is_folder):
+        with pytest.raises(OSError, match="Stale file handle"):
+            look(tree / "file-link")
+    with pytest.raises(OSError, match="Stale file handle"):
+        names(tree)

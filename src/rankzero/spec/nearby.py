@@ -7,6 +7,8 @@ import difflib
 import os
 from pathlib import Path
 
+from rankzero.directories import status
+
 
 def near(path: str | Path) -> str | None:
     """What is in the same directory under a similar name."""
@@ -24,7 +26,10 @@ def near(path: str | Path) -> str | None:
 
 def dangling(path: str | Path) -> str | None:
     """What to say of a link whose target is not there; None of anything else."""
-    if not os.path.islink(path) or os.path.exists(path):
+    try:
+        if not os.path.islink(path) or status(path) is not None:
+            return None
+    except OSError:  # nobody can tell now
         return None
     return f"it is a link to {os.readlink(path)}, which is not there: is a disk not mounted, or was the target moved?"
 

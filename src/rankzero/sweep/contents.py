@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.data.read.local import local_files
+from rankzero.directories import is_file
 from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
+from rankzero.run_dir.unread import unread
 from rankzero.spec.local_paths import PathField, in_base, local_part, path_fields, with_paths
 from rankzero.spec.run_spec import EvalFraction, ModelSpec, RunSpec, SourceSpec
 from rankzero.spec.sweep_load import Sweep, common_spec
@@ -75,7 +77,7 @@ def contents(sweep: Sweep, weights: Fingerprint, digests: Digests) -> dict[str, 
             "eval_data": data.eval.model_dump() if isinstance(data.eval, EvalFraction) else _sources(data.eval),
         }
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", where=str(error.filename)) from error
+        raise DataError(unread(error, sweep.run_base)) from error
     return {
         name: f"files:{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()}"
         for name, what in found.items()
@@ -85,15 +87,17 @@ def contents(sweep: Sweep, weights: Fingerprint, digests: Digests) -> dict[str, 
 def eval_files(sweep: Sweep, digests: Digests) -> str | None:
     """A digest of all that trials are evaluated on; None where there are none: a Hub data set, a URL, a volume of pods.
 
-    A held-out share is of the training rows.
+    A held-out share is of the training rows. Raises DataError, and StorageError where they cannot be read now.
     """
     spec = common_spec(sweep)
     part = "data.train" if isinstance(spec.data.eval, EvalFraction) else "data.eval"
     found: list[str] = []
     for field in path_fields(spec):
         path = _here(field, sweep) if field.kind == "data" and field.field.startswith(part) else None
-        files = None if path is None else local_files(path)
-        found += [digests.of(name) for name in files] if isinstance(files, tuple) else []
+        files = () if path is None else local_files(path)
+        if isinstance(files, Problem):
+            raise DataError(files)
+        found += map(digests.of, files)
     return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else None
 
 
@@ -139,7 +143,7 @@ def _base(spec: RunSpec, sweep: Sweep, weights: Fingerprint, digests: Digests) -
     place = _model(spec.model, sweep)
     if place is None:
         return [spec.model.name, spec.model.local_dir]
-    return [digests.of(place) if os.path.isfile(place) else weights(spec)]  # a GGUF file is made a directory later
+    return [digests.of(place) if is_file(place) else weights(spec)]  # a GGUF file is made a directory later
 
 
 def _model(model: ModelSpec, sweep: Sweep) -> str | None:
@@ -154,7 +158,7 @@ def _tokenizer(model: ModelSpec, sweep: Sweep, digests: Digests) -> list[Any]:
     place = _model(model, sweep) if sweep.for_pods or model.tokenizer_dir is None else model.tokenizer_dir
     if place is None:
         return [model.tokenizer_dir or model.local_dir or model.name]
-    if os.path.isfile(place):
+    if is_file(place):
         return [digests.of(place)]  # a GGUF file, which has its tokenizer in it
     from rankzero.data.cache.known_tokenizers import tokenizer_files
 

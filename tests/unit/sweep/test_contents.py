@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from rankzero.api.sweeps import run_sweep
-from rankzero.errors import ConfigError, DataError
+from rankzero.errors import ConfigError, DataError, StorageError
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import run as loop
 from rankzero.sweep.place import SweepDir
 from tests.support.sweeps import Formula, sweep_of
 from tests.support.tiny import chat_rows, write_jsonl
+from tests.support.unreadable import stale
 from tests.support.version_before import unpack
 
 DATA: dict[str, dict[str, Any]] = {
@@ -194,3 +195,17 @@ def test_a_sweep_that_is_renamed_goes_on_with_its_trials(first: Path) -> None:
     place = Formula()
     after = run_sweep(renamed, say=lambda _: None, trainer=lambda _: place)
     assert after.trials[:2] == before.trials and place.started == ["trial-002"]
+
+
+@pytest.mark.parametrize("name", ["eval.jsonl", "rows.jsonl", "base"])
+def test_files_that_cannot_be_read_now_are_not_other_files(
+    name: str, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep would end for good, since its scores would not compare."""
+    data = DATA["several"]
+    goes_on(first, data, 1)
+    with monkeypatch.context() as patch:
+        stale(patch, first / name)
+        with pytest.raises(StorageError, match="cannot be read at the moment"):
+            goes_on(first, data, 2)
+    assert goes_on(first, data, 2) == []

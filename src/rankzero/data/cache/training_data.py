@@ -5,7 +5,6 @@ Knows the spec's data section and the cache; nothing of models, devices or batch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from rankzero.data.cache.selection import first_occurrences, held_out_by_group, 
 from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.tokenize import Shard, TokenRules, cached, prepare, prepare_shard
 from rankzero.data.progress import Progress
+from rankzero.data.read.local import may_be_here
 from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.network import RealNetwork
 from rankzero.data.rows.formats.classification import UNLABELLED
@@ -137,7 +137,7 @@ def cached_data(spec: RunSpec, tokenizer: str, cache_dir: Path) -> TrainingData 
 
 def _is_here(data: DataSpec) -> bool:
     paths = [source.path for sources in parts_of(data).values() for source in sources]
-    return all(parse_data_path(path, os.path.exists).place == "local" for path in paths)
+    return all(parse_data_path(path, may_be_here).place == "local" for path in paths)
 
 
 def _nothing(_words: str) -> None:
@@ -236,7 +236,7 @@ def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer
 
 def _require_a_split(sources: list[SourceSpec]) -> None:
     """A Hub data set without a split means its training split, which is not what one evaluates on."""
-    paths = [(source.path, parse_data_path(source.path, os.path.exists)) for source in sources]
+    paths = [(source.path, parse_data_path(source.path, may_be_here)) for source in sources]
     problems = [
         Problem("which split is to be evaluated on?", f"data.eval {text}", f"such as {path.path}[test]")
         for text, path in paths

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
-from rankzero.directories import files_below
+from rankzero.directories import files_below, is_file, is_folder, status
 from rankzero.errors import Problem
+from rankzero.run_dir.unread import unread
 from rankzero.spec.nearby import dangling, near, shown
 
 _SHOWN = 5
@@ -22,17 +23,33 @@ _POD = "KUBERNETES_SERVICE_HOST"
 
 
 def local_files(path: str) -> tuple[str, ...] | Problem:
-    """The files that a path means, in an order that does not depend on the machine; or why there are none."""
-    if os.path.isdir(path):
+    """The files that a path means, in an order that does not depend on the machine; or why there are none. Raises
+    StorageError where they cannot be looked at now."""
+    try:
+        return _files(path)
+    except OSError as error:
+        return unread(error, path)
+
+
+def may_be_here(path: str) -> bool:
+    """Whether something is at a path, or may be: `local_files` says why that cannot be looked at."""
+    try:
+        return status(path) is not None
+    except OSError:
+        return True
+
+
+def _files(path: str) -> tuple[str, ...] | Problem:
+    if is_folder(path):
         return _of_directory(path)
-    if os.path.exists(path):
+    if status(path) is not None:
         return (path,)
     if not glob.has_magic(path):
         return Problem("no such file", path, missing_hint(path))
     matched = sorted(glob.glob(path, recursive=True))
     if lost := _not_looked_into(path) or _lead_nowhere(matched):
         return lost
-    found = [name for name in matched if os.path.isfile(name)]
+    found = [name for name in matched if is_file(name)]
     if not found:
         return Problem("no file matches the pattern", path, _pattern_hint(path))
     return tuple(found)
@@ -50,7 +67,10 @@ def missing_hint(path: str) -> str:
     folder = os.path.abspath(os.path.dirname(path))
     if not os.path.isdir(folder):
         return f"there is no directory {folder}"
-    beside = sorted(name for name in os.listdir(folder) if is_data_file(name))
+    try:
+        beside = sorted(name for name in os.listdir(folder) if is_data_file(name))
+    except OSError as error:
+        return f"what else is in {folder} cannot be listed: {error.strerror}"
     there = ", ".join(beside[:_SHOWN]) + (" …" if len(beside) > _SHOWN else "")
     return f"{folder} has {there or 'no data files'}"
 
@@ -61,7 +81,8 @@ def _not_looked_into(pattern: str) -> Problem | None:
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     for number, part in enumerate(parts[first:], first):
         above = "/".join([*parts[:number], ""]) or "./"
-        folders = glob.glob(f"{above}**/" if part == "**" else above, recursive=True)
+        folders = {above} if number == first else set()  # of which `glob` would say nothing
+        folders |= set(glob.glob(f"{above}**/" if part == "**" else above, recursive=True))
         for folder in sorted(folders):
             try:
                 if glob.has_magic(part):
@@ -71,9 +92,8 @@ def _not_looked_into(pattern: str) -> Problem | None:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                where = str(error.filename or folder).rstrip("/")
-                hint = f"try: ls -ld {where}; or write a pattern that leaves it out"
-                return Problem(f"cannot be read: {error.strerror}", where, hint)
+                found = unread(error, folder)
+                return Problem(found.what, found.where, f"{found.hint}; or write a pattern that leaves it out")
     return None
 
 
@@ -88,11 +108,7 @@ def _of_directory(path: str) -> tuple[str, ...] | Problem:
     saved = _saved_to_disk(path)
     if saved is not None:
         return saved
-    try:
-        names = _names_below(path)
-    except OSError as error:
-        where = str(error.filename or path)
-        return Problem(f"cannot be read: {error.strerror}", where, f"try: ls -l {where}")
+    names = _names_below(path)
     if lost := _lead_nowhere([os.path.join(path, name) for name in names if _may_be_data(name)]):
         return lost
     files = files_of_directory(names, path)
@@ -137,7 +153,7 @@ def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:
     if not isinstance(files, list):
         return None
     names = [os.path.join(path, str(file.get("filename"))) for file in files if isinstance(file, dict)]
-    missing = [name for name in names if not os.path.isfile(name)]
+    missing = [name for name in names if not is_file(name)]
     if not names:
         return None
     if missing:
@@ -147,10 +163,9 @@ def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:
 
 
 def _json(path: str) -> dict[str, Any]:
-    """A small JSON object; empty where there is none."""
+    """A small JSON object; empty where there is none. Raises OSError where that cannot be looked at."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

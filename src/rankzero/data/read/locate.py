@@ -13,7 +13,7 @@ from pathlib import Path
 from rankzero.data.read.download import download, remember, remembered
 from rankzero.data.read.file_names import files_of_directory
 from rankzero.data.read.hub_layout import CONVERTED, UnsureError, choose, choose_converted
-from rankzero.data.read.local import local_files
+from rankzero.data.read.local import local_files, may_be_here
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile, other_meaning
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
@@ -78,13 +78,13 @@ def expand(
 def understood(sources: Sequence[SourceSpec]) -> tuple[list[DataPath], dict[int, tuple[str, ...]]]:
     """What the path of each source means, and the files of those that are here, by the number of the source.
 
-    Raises one DataError with all that is wrong with them.
+    Raises one DataError with all that is wrong with them, and StorageError where one cannot be looked at now.
     """
     problems: list[Problem] = []
     paths: list[DataPath] = []
     here: dict[int, tuple[str, ...]] = {}
     for index, source in enumerate(sources):
-        path = parse_data_path(source.path, lambda name: os.path.exists(os.path.expanduser(name)))
+        path = parse_data_path(source.path, lambda name: may_be_here(os.path.expanduser(name)))
         if path.place == "url" and path.path.startswith(_LOCAL_PROTOCOLS):
             path = DataPath("local", path.path.partition("://")[2], sample=path.sample)
         paths.append(path)

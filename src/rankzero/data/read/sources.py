@@ -17,7 +17,9 @@ from rankzero.data.read.containers.stream import DamagedError, OnRead, Packing, 
 from rankzero.data.read.local import missing_hint
 from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack, rows_of
 from rankzero.data.rows.problems import RowProblem
+from rankzero.directories import is_file, is_folder, status
 from rankzero.errors import DataError, Problem, StorageError
+from rankzero.run_dir.unread import unread
 
 if TYPE_CHECKING:
     from rankzero.data.read.containers.delimited import Header
@@ -213,20 +215,21 @@ def require_readable(paths: Sequence[str]) -> None:
 
 
 def probe(path: str) -> RowProblem | None:
-    """What is wrong with the file as a whole, seen from its name and its first bytes (and Parquet's last)."""
+    """What is wrong with the file as a whole, seen from its name and its first bytes (and Parquet's last). Raises
+    StorageError where it cannot be looked at now."""
     file = Path(path)
     try:
-        if file.is_dir():
+        if is_folder(file):
             return _directory(file)
-        if not file.exists():
+        if status(file) is None:
             return RowProblem(0, "no such file", "no such file", missing_hint(path))
-        if not file.is_file():
+        if not is_file(file):
             hint = "data is read more than once: write it to a file first"
             return RowProblem(0, "not a regular file", "is not a regular file", hint)
         layout = find_layout(path)
     except OSError as error:
-        reason = error.strerror or str(error)
-        return RowProblem(0, "unreadable file", f"cannot be read: {reason}", f"try: ls -l {path}")
+        problem = unread(error, path)
+        return RowProblem(0, "unreadable file", problem.what, problem.hint)
     if isinstance(layout, Layout) and layout.kind in ("parquet", "arrow"):
         return _columnar(layout).file_problem(path, layout.packing)
     return None if isinstance(layout, Layout) else layout

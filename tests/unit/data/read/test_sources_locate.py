@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from rankzero.data.read.download import download
+from rankzero.data.read.local import local_files
 from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.network import Found, RemoteFile
-from rankzero.errors import DataError, ServiceError
+from rankzero.data.read.sources import require_readable
+from rankzero.errors import DataError, Problem, ServiceError, StorageError
 from rankzero.spec.run_spec import SourceSpec
-from tests.support.unreadable import refuse
+from tests.support.unreadable import close, refuse, shut, stale
 from tests.unit.data.read.containers.reading import put
 from tests.unit.data.read.fake_network import FakeNetwork, NoNetwork, fault, located, own_cache
 
@@ -252,3 +255,61 @@ def test_a_link_that_leads_nowhere_says_where_it_leads(tmp_path: Path) -> None:
     (problem,) = refused.value.problems
     assert problem.what == "no such file" and "a link to /mnt/gone/train.jsonl" in problem.hint
     assert "did you mean" not in problem.hint
+
+
+AT_THE_MOMENT = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+
+
+@pytest.mark.parametrize("number", AT_THE_MOMENT)
+@pytest.mark.parametrize("place", ["rows", "rows/train.jsonl"])
+@pytest.mark.parametrize("asked", ["rows/train.jsonl", "rows", "rows/*.jsonl", "rows/**/*.jsonl"])
+def test_data_that_cannot_be_looked_at_now_is_not_missing(
+    asked: str, place: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart may find it again: DataError ends a run for good."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    for name in ("train.jsonl", "more.jsonl"):
+        (rows / name).write_text("{}\n")
+    stale(monkeypatch, tmp_path / place, number)
+    with pytest.raises(StorageError, match="cannot be read at the moment"):
+        expand([SourceSpec(path=str(tmp_path / asked))])
+    with pytest.raises(StorageError, match="cannot be read at the moment"):
+        require_readable([str(rows / "train.jsonl")])
+
+
+def test_a_relative_path_that_cannot_be_looked_at_now_is_no_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org/rows").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    stale(monkeypatch, tmp_path / "org")
+    with pytest.raises(StorageError, match="Stale file handle"):
+        expand([SourceSpec(path="org/rows")])
+
+
+def test_data_that_may_not_be_looked_at_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text("{}\n")
+    with monkeypatch.context() as patch:
+        close(patch, rows)
+        found = local_files(str(rows / "train.jsonl"))
+        assert isinstance(found, Problem) and found.what == "cannot be read: Permission denied"
+    with monkeypatch.context() as patch:
+        shut(patch, rows)  # what is in it can be looked at by its name alone
+        found = local_files(str(rows / "train.json"))
+        assert isinstance(found, Problem) and found.what == "no such file"
+        assert found.hint == f"what else is in {rows} cannot be listed: Permission denied"
+
+
+def test_what_was_saved_to_disk_is_not_taken_for_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its state it is of two files in an order of their own; without it of all that lie there."""
+    for name in ("state.json", "data-1.arrow", "data-0.arrow", "left.arrow"):
+        (tmp_path / name).write_text('{"_data_files": [{"filename": "data-1.arrow"}, {"filename": "data-0.arrow"}]}')
+    assert local_files(str(tmp_path)) == (str(tmp_path / "data-1.arrow"), str(tmp_path / "data-0.arrow"))
+    stale(monkeypatch, tmp_path / "state.json")
+    with pytest.raises(StorageError):
+        local_files(str(tmp_path))
