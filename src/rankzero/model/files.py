@@ -5,6 +5,7 @@ Standard library only. Knows the format of safetensors headers; nothing of archi
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -13,16 +14,19 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from rankzero.directories import is_file, is_folder
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.run_dir.paths import has_tokenizer
+from rankzero.run_dir.unread import may_be_read, read_errors
 
 CHAT_TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates that have names: one for tools, say, beside the default one."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _GENERATION = "generation_config.json"
+_PICKLES = "pytorch_model*.bin"
 
 NAMED_AS_STORED = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox", "opt"}
@@ -45,29 +49,35 @@ def if_own_code(error: BaseException, otherwise: str) -> str:
 
 
 def existing_directory(path: str, field: str) -> Path:
-    """The directory at a path. Raises ConfigError where there is none."""
+    """The directory at a path. Raises ConfigError where there is none, StorageError where that cannot be told now."""
     directory = Path(os.path.expanduser(path))
-    if not directory.is_dir():
-        what = "is a file, not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"{path} {what}", where=field, hint="give a directory in Hugging Face format")
+    with read_errors(directory):
+        if not is_folder(directory):
+            what = "is a file, not a directory" if is_file(directory) else "does not exist"
+            raise ConfigError(f"{path} {what}", where=field, hint="give a directory in Hugging Face format")
     return directory
 
 
 def weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
-    """What keeps the weights in a directory from being loaded."""
-    patterns = ("*.json", "*.safetensors", "pytorch_model*.bin")
-    files = sorted(path for pattern in patterns for path in directory.glob(pattern))
+    """What keeps the weights in a directory from being loaded. Raises StorageError where it cannot be read now."""
+    with read_errors(directory):
+        return _weight_problems(directory, trust_pickle=trust_pickle)
+
+
+def _weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
+    patterns = ("*.json", "*.safetensors", _PICKLES)
+    files = sorted(path for pattern in patterns for path in _named(directory, pattern))
     hint = f"this process runs as user {os.getuid()}: chmod a+r it (libraries write weights for their owner alone)"
-    problems = [Problem("it may not be read", str(path), hint) for path in files if not os.access(path, os.R_OK)]
+    problems = [Problem("it may not be read", str(path), hint) for path in files if not may_be_read(path)]
     if problems:
         return problems
     problems += _config_problems(directory)
-    if (directory / WEIGHTS).is_file():
+    if is_file(directory / WEIGHTS):
         return problems or _scale_problems(directory)
-    if (directory / INDEX).is_file():
+    if is_file(directory / INDEX):
         problems += _index_problems(directory)
         return problems or _scale_problems(directory)
-    pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+    pickled = [path.name for path in pickles(directory)]
     if pickled and trust_pickle:
         return problems
     if pickled:
@@ -75,13 +85,24 @@ def weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
         problems.append(
             Problem(f"{pickled[0]} is a pickle, which can run code when it is loaded", str(directory), hint)
         )
-    elif (directory / "adapter_config.json").is_file():
+    elif is_file(directory / "adapter_config.json"):
         hint = "name the base as the model; `rankzero merge` makes one model of both"
         problems = [Problem("this is an adapter, not a model", str(directory), hint)]
     else:
         hint = "the directory needs model.safetensors, or model.safetensors.index.json with its shards"
         problems.append(Problem("no weights: model.safetensors is missing", str(directory), hint))
     return problems
+
+
+def pickles(directory: Path) -> list[Path]:
+    """Weights as PyTorch wrote them before safetensors. Raises OSError where the directory cannot be listed."""
+    return _named(directory, _PICKLES)
+
+
+def _named(directory: Path, pattern: str) -> list[Path]:
+    """As `Path.glob`, which takes a directory that cannot be listed for an empty one."""
+    names = os.listdir(directory) if is_folder(directory) else []
+    return sorted(directory / name for name in fnmatch.filter(names, pattern))
 
 
 def tokenizer_problems(directory: Path) -> list[Problem]:
@@ -93,7 +114,7 @@ def tokenizer_problems(directory: Path) -> list[Problem]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json; empty where it is none."""
+    """config.json; empty where it is none. Raises ConfigError or StorageError where it cannot be read."""
     return _read_object(directory / "config.json") or {}
 
 
@@ -105,8 +126,9 @@ def sees_nothing(config: Mapping[str, Any]) -> bool:
 def _read_object(file: Path) -> dict[str, Any] | None:
     """None where it is no JSON object."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with read_errors(file):
+            value = json.loads(file.read_text(encoding="utf-8")) if is_file(file) else None
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -114,9 +136,9 @@ def _read_object(file: Path) -> dict[str, Any] | None:
 def stored_layers(directory: Path) -> tuple[str, ...] | None:
     """Names of all modules that have a weight in the safetensors files; None where these do not say it."""
     names: list[str] = []
-    if (directory / WEIGHTS).is_file():
+    if is_file(directory / WEIGHTS):
         names = list(_header(directory / WEIGHTS) or ())
-    elif (directory / INDEX).is_file():
+    elif is_file(directory / INDEX):
         names = list(_weight_map(directory) or ())
     suffix = ".weight"
     return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix)) or None
@@ -125,7 +147,7 @@ def stored_layers(directory: Path) -> tuple[str, ...] | None:
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]] | None:
     """The shape of every tensor in the safetensors files, by its name; None where one of them says nothing."""
     files = weight_files(directory)
-    headers = [_header(file) if file.is_file() else None for file in files]
+    headers = [_header(file) if is_file(file) else None for file in files]
     shapes = {
         name: tuple(int(size) for size in entry["shape"])
         for header in headers
@@ -170,13 +192,13 @@ def cut_off(file: Path) -> str | None:
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files that the weights are in."""
-    if (directory / WEIGHTS).is_file():
+    if is_file(directory / WEIGHTS):
         return [directory / WEIGHTS]
     return [directory / shard for shard in sorted(set((_weight_map(directory) or {}).values()))]
 
 
 def _config_problems(directory: Path) -> list[Problem]:
-    if not (directory / "config.json").is_file():
+    if not is_file(directory / "config.json"):
         return [Problem("config.json is missing", str(directory), "copy it from the model's Hub page")]
     config = read_config(directory)
     if not config:
@@ -184,7 +206,7 @@ def _config_problems(directory: Path) -> list[Problem]:
     if not isinstance(config.get("model_type"), str):
         hint = "copy it from the model's Hub page"
         return [Problem("config.json says no model_type, so nothing knows what the model is", str(directory), hint)]
-    if (directory / _GENERATION).is_file() and _read_object(directory / _GENERATION) is None:
+    if is_file(directory / _GENERATION) and _read_object(directory / _GENERATION) is None:
         # transformers passes over it without a word, and with it over what an answer ends with.
         hint = "copy it from the model's Hub page, or remove it"
         return [Problem(f"{_GENERATION} is no JSON object", str(directory), hint)]
@@ -241,7 +263,7 @@ def _index_problems(directory: Path) -> list[Problem]:
         return [
             Problem(f"{INDEX} names {shard[:80]!r}, outside of the model", str(directory), hint) for shard in outside
         ]
-    missing = [shard for shard in shards if not (directory / shard).is_file()]
+    missing = [shard for shard in shards if not is_file(directory / shard)]
     hint = f"copy the {len(missing)} of {len(shards)} shards that are missing"
     return [Problem(f"{shard} is missing", str(directory), hint) for shard in missing]
 
@@ -292,11 +314,12 @@ def _scales_fit(weight: list[int], scales: list[int], block: list[int] | None) -
 
 
 def _weight_map(directory: Path) -> dict[str, str] | None:
-    """The file of each tensor."""
+    """The file of each tensor; None where nothing says it. Raises ConfigError or StorageError where that cannot be
+    read."""
     try:
-        value = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        value = (_read_object(directory / INDEX) or {})["weight_map"]
         return {str(name): str(file) for name, file in value.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None
 
 

@@ -25,6 +25,7 @@ from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import single_template, template_variables, tool_template
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
+from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, Problem, UsageError
 from rankzero.model.load import (
     kind_of,
@@ -106,7 +107,7 @@ def stop_as_taught(model: Any, adapter: Path, stop_ids: Sequence[int]) -> None:
         return
     if stop_ids:
         generation.eos_token_id = list(stop_ids)
-    if not file.is_file():
+    if not is_file(file):
         return
     try:
         ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")

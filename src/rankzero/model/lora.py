@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.constants import DUMMY_TARGET_MODULES
+from peft.utils.constants import CONFIG_NAME, DUMMY_TARGET_MODULES, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from peft.utils.other import AuxiliaryTrainingWrapper
 from peft.utils.transformers_weight_conversion import (
     convert_peft_adapter_state_dict_for_transformers,
@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
+from rankzero.directories import is_file
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
 from rankzero.model.low_bits import is_held, outlined, tensor_outline
@@ -41,6 +42,7 @@ from rankzero.model.targets import (
     trained_copy,
 )
 from rankzero.model.weights import adapter_file_names
+from rankzero.run_dir.unread import read_errors
 from rankzero.spec.run_spec import LoraSpec, Parts
 from rankzero.spec.tasks import ModelUse
 from rankzero.wording import first_line
@@ -140,7 +142,8 @@ def _require_names_that_come_back(adapted: Any) -> None:
 
 
 def read_adapter_config(directory: Path) -> PeftConfig:
-    """What a saved adapter is. Raises ConfigError where it does not say."""
+    """What a saved adapter is. Raises ConfigError where it does not say, StorageError where it cannot be read now."""
+    _require_read(directory / CONFIG_NAME)
     try:
         return PeftConfig.from_pretrained(str(directory))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -150,8 +153,10 @@ def read_adapter_config(directory: Path) -> PeftConfig:
 
 def load_adapter(model: Any, directory: Path) -> Any:
     """The model with a saved adapter on it, to compute with. Raises ConfigError where they do not belong together, or
-    the adapter cannot be read."""
+    the adapter cannot be read, StorageError where that is so at the moment."""
     read_adapter_config(directory)
+    for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME):
+        _require_read(directory / name)
     tied = len(embedding_tables(model)) > 1 and is_tied(model)
     try:
         with outlined(model):
@@ -170,6 +175,14 @@ def load_adapter(model: Any, directory: Path) -> Any:
     over_packed_tensors(adapted)
     keep_head_biases(adapted)
     return adapted
+
+
+def _require_read(file: Path) -> None:
+    """Raise StorageError or ConfigError for a file that cannot be read: peft and safetensors take it for missing."""
+    with read_errors(file):
+        if is_file(file):
+            with file.open("rb") as opened:
+                opened.read(1)
 
 
 _AGAIN = "a file may be cut off: copy the adapter again"

@@ -23,6 +23,7 @@ import torch
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
+from rankzero.directories import is_file
 from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.files import CHAT_TEMPLATES
 from rankzero.model.load import (
@@ -294,11 +295,11 @@ def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> Non
     """What belongs to a model besides its weights: the first tokenizer there is, of the rest the first of each; with
     `code` also the model's own."""
     names = [*OTHERS, *(file.name for file in sorted(places[-1].glob("*.py")) if code)]
-    found = [(name, next((place for place in places if (place / name).is_file()), None)) for name in names]
+    found = [(name, next((place for place in places if is_file(place / name)), None)) for name in names]
     whole = next((place for place in places if has_tokenizer(place)), None)
     found += [(name, whole) for name in OF_TOKENIZER]
     for name, place in found:
-        if place not in (None, staged) and (place / name).is_file():
+        if place not in (None, staged) and is_file(place / name):
             shutil.copyfile(place / name, staged / name)
     if whole not in (None, staged) and (whole / CHAT_TEMPLATES).is_dir():
         shutil.copytree(whole / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)

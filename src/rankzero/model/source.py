@@ -18,14 +18,16 @@ from typing import Any
 
 from rankzero.data.read.hashing import file_digest, remembered_digest
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.directories import is_file, is_folder
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root, usable_cores
-from rankzero.model.files import existing_directory, tokenizer_problems, weight_problems
+from rankzero.model.files import existing_directory, pickles, tokenizer_problems, weight_problems
 from rankzero.model.gguf import gguf_as_safetensors
 from rankzero.model.hub import WEIGHTS, snapshot
 from rankzero.model.own_code import modules_beside, modules_elsewhere
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.of_weights import TrainedOn
+from rankzero.run_dir.unread import read_errors
 from rankzero.spec.diff import differ
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
@@ -60,7 +62,8 @@ def weights_fingerprint(
     `stopped` says so.
     """
     digest = hashlib.sha256()
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    with read_errors(directory):
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
     files, cache = _weight_files(directory), cache_root()
@@ -153,22 +156,29 @@ def _refused(problem: Problem) -> ConfigError:
 def _weight_files(directory: Path) -> list[Path]:
     """The files that are loaded: one, the shards of an index, or pickles where there is nothing else."""
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if index.is_file():
-        return [directory / shard for shard in sorted(_shards(index))]
-    return sorted(directory.glob("pytorch_model*.bin"))
+    with read_errors(directory):
+        if is_file(whole):
+            return [whole]
+        if is_file(index):
+            return [directory / shard for shard in sorted(_shards(index))]
+        return pickles(directory)
 
 
 def _shards(index: Path) -> set[str]:
     return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
+def _is_directory(path: Path) -> bool:
+    with read_errors(path):
+        return is_folder(path)
+
+
 def locate(spec: ModelSpec, use: ModelUse | None = None) -> ModelSource:
     """Find, and where allowed download, the model's files, with the code of its own that runs where the model is made
     for a use; None: nobody makes it.
 
-    Raises ConfigError (files missing), AccessError (gated or unauthorised), ServiceError (Hub unreachable).
+    Raises ConfigError (files missing), AccessError (gated or unauthorised), ServiceError (Hub unreachable),
+    StorageError (files that cannot be read now).
     """
     named = Path(os.path.expanduser(spec.name))
     if spec.local_dir is not None:
@@ -177,7 +187,7 @@ def locate(spec: ModelSpec, use: ModelUse | None = None) -> ModelSource:
     elif spec.name.endswith(".gguf"):
         weights = gguf_as_safetensors(named)
         name = str(weights)
-    elif named.is_dir():
+    elif _is_directory(named):
         weights = named
         name = os.path.realpath(weights)
     else:

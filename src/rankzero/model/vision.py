@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rankzero.data.tokens.image_tokens import DecidedBy, Layout, in_place
+from rankzero.directories import is_file
 from rankzero.errors import ConfigError
 from rankzero.model.layouts import counts_decide, expand, image_text
 from rankzero.model.processor import cannot_limit, image_counts
@@ -135,7 +136,7 @@ class Vision:
         come before that of the tokenizer beside them. Raises StorageError."""
         for name in _FILES:
             file = Path(self.rules.place.name, name)
-            if file.is_file():
+            if is_file(file):
                 content = json.loads(file.read_text(encoding="utf-8"))
                 content.pop("chat_template", None)
                 write_json(directory / name, content if self.rules.max_tokens is None else self._limited(content))
@@ -238,7 +239,7 @@ def load_vision(
 ) -> Vision:
     """The model's processor, with images of up to `max_tokens`. Its chat template, where it has one, becomes the
     tokenizer's, unless that is to `keep_template`: one that was chosen, or trained with. Raises ConfigError."""
-    found = (place for place in (source.weights, source.tokenizer) if any((place / name).is_file() for name in _FILES))
+    found = (place for place in (source.weights, source.tokenizer) if any(is_file(place / name) for name in _FILES))
     place = ProcessorPlace(
         name=str(next(found, source.weights)),
         tokenizer=str(source.tokenizer),

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rankzero.directories import is_file
 from rankzero.errors import RankzeroError, StorageError
 from rankzero.model.files import weight_files
 from rankzero.run_dir.atomic import stage_name, storage_errors, write_json
@@ -170,7 +171,7 @@ def name_stop_ids(directory: Path, stop_ids: list[int]) -> None:
     sampling without `do_sample`, as published ones do, and servers take these for their defaults.
     """
     path = directory / GENERATION_CONFIG_NAME
-    if stop_ids and path.is_file():
+    if stop_ids and is_file(path):
         config = json.loads(path.read_text(encoding="utf-8"))
         write_json(path, {**config, "eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0]})
 

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from rankzero.engine.setup import to_train
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, StorageError
 from rankzero.model import lora as model_lora
 from rankzero.model.load import empty_model, load_config, meta_model
 from rankzero.model.lora import load_adapter, lora_config, parameter_counts, token_numbers
@@ -42,6 +42,7 @@ from rankzero.spec.run_spec import ModelSpec, RunSpec
 from tests.support import tiny_configs
 from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
+from tests.support.unreadable import stale
 from tests.support.weights import load_weights, save_weights
 from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
 
@@ -506,6 +507,19 @@ def test_an_adapter_that_is_cut_off_is_said_to_be(name: str, tmp_path: Path) -> 
     if name == "adapter_config.json":
         with pytest.raises(ConfigError, match="adapter_config.json cannot be read"):
             merge(spec.model, tmp_path / "adapter", tmp_path / "merged")
+
+
+@pytest.mark.parametrize("name", ["", "adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_cannot_be_read_now_is_neither_damaged_nor_of_another_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_with()
+    source = saved("llama", tmp_path / "base")
+    save_weights(to_train(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
+    model = loaded(source, spec)
+    stale(monkeypatch, tmp_path / "adapter" / name)
+    with pytest.raises(StorageError, match="cannot be read at the moment"):
+        load_adapter(model, tmp_path / "adapter")
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rankzero.data.read import hashing
-from rankzero.errors import ConfigError, ExitCode
+from rankzero.errors import ConfigError, ExitCode, StorageError
 from rankzero.forecast.without_torch import model_directory
-from rankzero.model.files import gguf_place
+from rankzero.model.files import gguf_place, read_config
 from rankzero.model.load import _CLASSES, load_config, load_model, load_tokenizer, unembedded_tokens
 from rankzero.model.source import another_base, locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
@@ -23,6 +23,7 @@ from rankzero.run_dir.of_weights import TrainedOn
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.spec.tasks import ModelUse
 from tests.support.servers import RefusingHub, serving
+from tests.support.unreadable import shut, stale
 
 
 def local(path: Path, **fields: object) -> ModelSpec:
@@ -51,6 +52,33 @@ def test_all_missing_files_are_listed_at_once(tmp_path: Path) -> None:
     words = str(missing.value)
     assert all(name in words for name in ("config.json", "model.safetensors", "tokenizer.json"))
     assert len(missing.value.problems) == 3 and all(p.hint for p in missing.value.problems)
+
+
+@pytest.mark.parametrize("name", ["", "config.json", "generation_config.json", "model.safetensors"])
+def test_a_model_that_cannot_be_read_now_is_neither_missing_nor_damaged(
+    name: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart may find it again: ConfigError ends a run for good."""
+    (copy / "generation_config.json").write_text("{}")
+    source = locate(local(copy))
+    stale(monkeypatch, copy / name)
+    for spec in (local(copy), ModelSpec(name=str(copy))):
+        with pytest.raises(StorageError, match="cannot be read at the moment"):
+            locate(spec)
+    if name != "generation_config.json":
+        with pytest.raises(StorageError, match="cannot be read at the moment"):
+            weights_fingerprint(source.weights) if name != "config.json" else read_config(copy)
+
+
+def test_weights_that_access_cannot_ask_for_are_not_said_to_be_another_users(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """access(2) says no of a stale handle, too, and to root."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert locate(local(copy)).weights == copy
+    shut(monkeypatch, copy / "model.safetensors")
+    with pytest.raises(ConfigError, match="it may not be read"):
+        locate(local(copy))
 
 
 def test_missing_shards_are_named(copy: Path) -> None:
