@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +99,13 @@ def _user(kind: str, name: str, uses: dict[str, str]) -> str:
     )
 
 
+def _opened(lock: Path) -> tuple[int, int]:
+    """The file, and the lock that tells whether somebody has it: another user's may only be read."""
+    with suppress(PermissionError):
+        return os.open(lock, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX
+    return os.open(lock, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_SH
+
+
 def _holder(paths: Iterable[Path]) -> str:
     """Whether somebody holds a lock that belongs to the entry: they make it, or wait for who does."""
     for path in paths:
@@ -107,12 +116,13 @@ def _holder(paths: Iterable[Path]) -> str:
 
 
 def _is_held(lock: Path) -> bool:
+    """Or may be: one that cannot be opened tells nobody."""
     try:
-        file = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
+        file, how = _opened(lock)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # no lock at all
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except OSError:
         return True
     else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from rankzero.cache.contents import TRASH, Entry, entries
 from rankzero.cache.kinds import KINDS
 from rankzero.cache.uses import nobody_begins
+from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import place_given_by, storage_errors
 
 _log = logging.getLogger("rankzero.cache")
@@ -165,7 +166,11 @@ def _remove(path: Path) -> None:
 
 def _chosen(root: Path, older_than: float | None, keep: int | None, kinds: Collection[str] | None) -> Pruned:
     """The oldest first; one whose files a kind's entries name after the last of these."""
-    found = entries(root)
+    try:
+        found = entries(root)
+    except OSError as error:
+        what = f"who uses what cannot be told: {error.strerror or error}"
+        raise StorageError(what, where=str(error.filename or root), hint="nothing was removed") from error
     linked = [kind for kind in KINDS if (root / kind).is_symlink()]
     there, newest = Counter(linked), dict.fromkeys(KINDS, 0.0)
     for entry in found:

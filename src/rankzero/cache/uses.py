@@ -85,7 +85,7 @@ def used_in(root: Path) -> dict[str, str]:
     Files of those that are gone are removed. Raises OSError where others' cannot be read.
     """
     found: dict[str, str] = {}
-    for path in sorted((root / USES).glob(f"*{_SUFFIX}")):
+    for path in _files_of_users(root):
         try:
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # it may be another user's
         except FileNotFoundError:
@@ -105,6 +105,15 @@ def used_in(root: Path) -> dict[str, str]:
     if _is_read(root):
         found[""] = "a process that may not write the cache"
     return found
+
+
+def _files_of_users(root: Path) -> list[Path]:
+    """Raises OSError where they cannot be listed: `glob` would say that there are none."""
+    try:
+        names = os.listdir(root / USES)
+    except FileNotFoundError:
+        return []
+    return sorted(root / USES / name for name in names if name.endswith(_SUFFIX))
 
 
 def _is_read(root: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -173,6 +174,51 @@ def test_who_makes_an_entry_keeps_it(own_cache: Path) -> None:
     with FileLock(own_cache / "streams/abc.lock"):
         assert prune(own_cache, older_than=0.0).gone == ()
     assert len(prune(own_cache, older_than=0.0).gone) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
+def test_where_nobody_can_tell_who_uses_what_nothing_goes(
+    number: int, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(own_cache, "downloads/abc/data", days=50)
+    use(own_cache / "downloads/abc")
+    age(own_cache, 50, own_cache / "downloads/abc")
+    assert len(prune(own_cache, older_than=DAY).in_use) == 1
+    listing = os.listdir
+
+    def refused(path: Any = ".") -> Any:
+        if str(path).endswith("/.uses"):
+            raise OSError(number, os.strerror(number), str(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setattr(os, "scandir", refused)  # by which pathlib's glob lists, of which Python it is
+    with pytest.raises(StorageError, match=os.strerror(number)):
+        prune(own_cache, older_than=DAY)
+    assert (own_cache / "downloads/abc/data").is_file()
+
+
+def test_a_lock_that_cannot_be_opened_is_held(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's, who makes the entry: it may be read alone, or not even that."""
+    for name in ("abc", "def", "ghi"):
+        put(own_cache, f"tokenized/{name}/rows.arrow", days=50)
+    locks = [own_cache / f"tokenized/{name}.lock" for name in ("abc", "def", "ghi")]
+    opening = os.open
+
+    def theirs(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if path == locks[0] and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        if path == locks[1]:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return opening(path, flags, *more, **named)
+
+    with FileLock(locks[0]):
+        for lock in locks[1:]:
+            lock.touch()
+        age(own_cache, 50, *locks)
+        monkeypatch.setattr(os, "open", theirs)
+        done = prune(own_cache, older_than=DAY)
+    assert [one.name for one in done.gone] == ["ghi"] and len(done.in_use) == 2
 
 
 def test_a_use_of_all_of_a_kind_or_of_a_part(own_cache: Path) -> None:
