@@ -22,6 +22,7 @@ import pyarrow as pa
 from rankzero.data.cache.pictures import ImageFile
 from rankzero.data.cache.selection import components
 from rankzero.data.images.embedded import kept_images
+from rankzero.directories import status
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, read_manifest
 from rankzero.spec.tasks import Trains
@@ -410,7 +411,8 @@ def _verified_manifest(directory: Path) -> dict[str, Any]:
     manifest = read_manifest(directory)
     for name, entry in manifest["files"].items():
         path = directory / name
-        if not path.is_file() or path.stat().st_size != entry["size"]:
+        about = status(path)
+        if about is None or about.st_size != entry["size"]:
             raise _damaged(path, "it is missing, or not as long as it was written")
     return manifest
 

@@ -18,6 +18,7 @@ from rankzero.data.images.embedded import kept_images, names_kept
 from rankzero.data.read.hashing import alone, file_state, settled
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, write_text
+from rankzero.run_dir.unread import unread
 
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
@@ -68,7 +69,8 @@ def images_gone(files: Iterable[ImageFile]) -> int:
 
 
 def changed_images(files: Iterable[ImageFile], record: Path) -> list[str]:
-    """The paths of those that hold something else now, or cannot be read.
+    """The paths of those that hold something else now, or cannot be read. Raises StorageError where one cannot be read
+    at the moment.
 
     A file is read only where its state is neither the one that it was tokenised in nor the one that `record`, a file of
     the cache, says something of; and then by one process at a time.
@@ -91,7 +93,8 @@ def _is_held(file: ImageFile, seen: Mapping[str, _Seen]) -> bool | None:
     """Whether the file holds what was tokenised; None where it has to be read for that."""
     try:
         state = _in_words(file_state(file.path))
-    except OSError:
+    except OSError as error:
+        unread(error, file.path)  # raises where another try may read it
         return False
     if state == file.state:
         return True
@@ -100,11 +103,12 @@ def _is_held(file: ImageFile, seen: Mapping[str, _Seen]) -> bool | None:
 
 
 def _read(path: str) -> _Seen:
-    """What a file holds; nothing, where it cannot be read."""
+    """What a file holds; nothing, where no other try can read it either. Raises StorageError."""
     try:
         before = file_state(path)
         digest, after = file_sha256(Path(path)), file_state(path)
-    except OSError:
+    except OSError as error:
+        unread(error, path)
         return _Seen("", "")
     return _Seen(_known(after) if before == after else "", digest)
 

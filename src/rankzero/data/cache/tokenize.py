@@ -5,6 +5,7 @@ Knows files, the cache and its lock. What happens to a row is encode's and chat'
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +34,10 @@ from rankzero.data.rows.formats.classification import UNLABELLED
 from rankzero.data.rows.problems import ProblemLog
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
+from rankzero.directories import status
 from rankzero.errors import DataError, Problem, StorageError
 from rankzero.machine import usable_cores
+from rankzero.run_dir.atomic import NotReadError
 from rankzero.spec.run_spec import SourceSpec
 from rankzero.wording import counted, first_line
 
@@ -148,10 +151,11 @@ def _job(
 
 
 def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> TokenizedDataset | None:
-    """What an earlier run made, if it is there and whole to the last byte, and its images hold what they held."""
-    if not directory.exists():
-        return None
+    """What an earlier run made, if it is there and whole to the last byte, and its images hold what they held. Raises
+    StorageError where it cannot be read now: that is not to say that it is damaged."""
     try:
+        if status(directory) is None:
+            return None
         verify_bytes(directory, usable_cores() if workers is None else workers)
         dataset = TokenizedDataset.open(directory, paths)
         images = dataset.image_files()
@@ -160,6 +164,9 @@ def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> Tok
                 f"{counted(gone, 'image')} that its rows brought cannot be found", where=str(kept_images())
             )
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid) as error:
+        if _may_be_whole(error):
+            what = f"the tokenised data cannot be read: {first_line(error)}"
+            raise StorageError(what, where=str(directory), hint=_UNREAD_HINT) from error
         _logger.warning("%s is damaged and is made again: %s", directory, first_line(error))
         return None
     if changed := changed_images(images, _record(directory)):
@@ -167,6 +174,13 @@ def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> Tok
         _logger.warning("%s (such as %s): rows are tokenised again", what, changed[0])
         return None
     return dataset
+
+
+def _may_be_whole(error: Exception) -> bool:
+    """Whether another try, or another version, may read it. What Arrow says of damage is an OSError without a
+    number."""
+    gone = (None, errno.ENOENT, errno.ENOTDIR)
+    return isinstance(error, NotReadError) or (isinstance(error, OSError) and error.errno not in gone)
 
 
 def _made(directory: Path, paths: Sequence[str]) -> TokenizedDataset:
@@ -201,6 +215,7 @@ def _exclusive(file: Path) -> Iterator[None]:
 
 
 _CACHE_HINT = "set RANKZERO_CACHE to a directory on a volume that has room and can be written"
+_UNREAD_HINT = "the same command goes on once it can be; or delete it, or set RANKZERO_CACHE, to have it made again"
 
 
 @contextmanager

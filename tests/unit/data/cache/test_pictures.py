@@ -17,10 +17,11 @@ from rankzero.data.cache.pictures import changed_images
 from rankzero.data.cache.selection import held_out_by_group
 from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
 from rankzero.data.read import hashing
-from rankzero.errors import DataError
+from rankzero.errors import DataError, StorageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.pictures import draw, qwen_vl_files, qwen_vl_tokenizer, vision_of
 from tests.support.tiny import write_jsonl
+from tests.support.unreadable import stale
 from tests.unit.data.support import user_assistant
 
 SIZES = [(64, 64), (200, 120), (97, 333), (64, 64)]
@@ -111,6 +112,16 @@ def test_images_that_are_gone_are_named_with_their_rows(folder: Path, rules: Tok
     with pytest.raises(DataError, match="no such image") as caught:
         tokenised(folder, rules, own_cache)
     assert [problem.where for problem in caught.value.problems] == [f"{folder}/rows.jsonl:3"]
+
+
+def test_images_that_cannot_be_looked_at_now_have_not_changed(
+    folder: Path, rules: TokenRules, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows would be tokenised again, or the run be over: images are missing."""
+    tokenised(folder, rules, own_cache)
+    stale(monkeypatch, folder / "2.png")
+    with pytest.raises(StorageError, match="cannot be read at the moment: Stale file handle"):
+        tokenised(folder, rules, own_cache)
 
 
 def test_images_that_nobody_touched_are_not_read_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -23,6 +24,7 @@ from rankzero.errors import ConfigError, DataError, ExitCode, StorageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
 from tests.support.tiny import CHATML, chat_rows, tiny_tokenizer, write_jsonl
+from tests.support.unreadable import stale
 from tests.unit.data.support import GOOD, GOOD_TEXT, chat, user_assistant, write
 
 
@@ -338,6 +340,22 @@ class TestCache:
             again = prepare(sources(path), tokenizer, TokenRules(), own_cache)
             assert again.row(7)[0].tolist() == expected
         assert sorted(left_behind(own_cache)) == ["manifest.json", "part-00000.arrow"]
+
+    @pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES])
+    @pytest.mark.parametrize("name", ["", "manifest.json", "part-00000.arrow"])
+    def test_what_cannot_be_read_now_is_not_made_again(
+        self, name: str, number: int, path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """That takes hours, of rows that are there."""
+        first = prepare(sources(path), tokenizer, TokenRules(), own_cache)
+        made = (first.directory / "part-00000.arrow").stat().st_ino
+        with monkeypatch.context() as patch:
+            stale(patch, first.directory / name, number)
+            with pytest.raises(StorageError, match="the tokenised data cannot be read: ") as error:
+                prepare(sources(path), tokenizer, TokenRules(), own_cache)
+        assert os.strerror(number) in str(error.value)
+        prepare(sources(path), tokenizer, TokenRules(), own_cache)
+        assert (first.directory / "part-00000.arrow").stat().st_ino == made
 
     def test_a_flipped_byte_is_noticed(
         self, path: str, tokenizer: Any, own_cache: Path, caplog: pytest.LogCaptureFixture
