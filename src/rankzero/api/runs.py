@@ -104,11 +104,16 @@ class Run:
     @property
     @places_told()
     def summary(self) -> dict[str, Any]:
-        """report.json: steps, losses, tokens, times. Empty while the run has not ended."""
+        """report.json: steps, losses, tokens, times. Empty while the run has not ended. Raises ConfigError or
+        StorageError where it cannot be read."""
+        from rankzero.directories import is_file
+        from rankzero.run_dir.unread import read_errors
+
         report = self._directory.report
         try:
-            value = json.loads(report.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            with read_errors(report):
+                value = json.loads(report.read_text(encoding="utf-8")) if is_file(report) else {}
+        except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -117,7 +122,8 @@ class Run:
     def metrics(self) -> Any:
         """One row a step: a pandas DataFrame where pandas is installed, else a list of dicts.
 
-        A step that was made again after a restart is there once, as it was made last.
+        A step that was made again after a restart is there once, as it was made last. Raises ConfigError or
+        StorageError where they cannot be read.
         """
         rows = self._metrics()
         try:
@@ -127,12 +133,19 @@ class Run:
         return DataFrame(rows)
 
     def _metrics(self) -> list[dict[str, Any]]:
-        from rankzero.run_dir.view import rows_from_end
+        from rankzero.directories import is_file
+        from rankzero.run_dir.unread import read_errors
+        from rankzero.run_dir.view import row_of
 
-        newest: dict[int, dict[str, Any]] = {}
-        for row in rows_from_end(self._directory.metrics, most_bytes=1 << 62):
-            if isinstance(row.get("step"), int):
-                newest[row["step"]] = {**row, **newest.get(row["step"], {})}
+        file, newest = self._directory.metrics, dict[int, dict[str, Any]]()
+        with read_errors(file):
+            if not is_file(file):
+                return []
+            with file.open("rb") as lines:
+                for line in lines:
+                    row = row_of(line)
+                    if row is not None and isinstance(row.get("step"), int):
+                        newest[row["step"]] = {**newest.get(row["step"], {}), **row}
         return [newest[step] for step in sorted(newest)]
 
     @property

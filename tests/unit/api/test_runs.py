@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import rankzero
 from rankzero.run_dir.result import runs_in
 from tests.support.run_directory import run_directory
+from tests.support.unreadable import stale
 
 
 @pytest.fixture
@@ -102,6 +105,20 @@ def test_of_a_run_that_is_gone_nothing_is_made_up(name: str, run: rankzero.Run) 
     problem = caught.value.problems[0]
     assert str(run.path) in problem.where and "continues" not in problem.hint
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize(("name", "file"), [("summary", "report.json"), ("metrics", "metrics.jsonl")])
+def test_what_cannot_be_read_is_not_empty(
+    name: str, file: str, number: int, run: rankzero.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a run that has not ended, or has made no step."""
+    stale(monkeypatch, run.path / file, number)
+    with pytest.raises((rankzero.StorageError, rankzero.ConfigError), match=os.strerror(number)):
+        getattr(run, name)
+    monkeypatch.undo()
+    (run.path / file).unlink()
+    assert len(getattr(run, name)) == 0
 
 
 def test_metrics_are_a_list_without_pandas(run: rankzero.Run, monkeypatch: pytest.MonkeyPatch) -> None:
