@@ -8,11 +8,11 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.directories import files_below
+from rankzero.directories import files_below, is_file
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.machine import offline
 from rankzero.redaction import Redactor
-from rankzero.run_dir.atomic import MANIFEST, read_manifest, storage_errors
+from rankzero.run_dir.atomic import MANIFEST, NotReadError, read_manifest, storage_errors
 from rankzero.run_dir.intact import WEIGHTS
 from rankzero.run_dir.paths import MERGE, RunDir
 from rankzero.run_dir.result import ADAPTER_CONFIG
@@ -67,13 +67,18 @@ def sent_files(directory: Path) -> list[Path]:
         return not Path(name).name.startswith(".") and not _is_result(directory / name)
 
     with storage_errors(directory):
-        found = [path for path in files_below(directory, into=is_part) if path.is_file()]
+        found = [path for path in files_below(directory, into=is_part) if is_file(path)]
     return [path for path in found if path.name not in KEPT_HERE and not path.name.startswith(".")]
 
 
 def _is_result(directory: Path) -> bool:
+    """Raises StorageError where nobody can tell."""
     try:
         read_manifest(directory)
+    except NotReadError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return True  # of a newer version
     except StorageError:
         return False
     return True

@@ -20,10 +20,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rankzero
-from rankzero.errors import UsageError
+from rankzero.errors import StorageError, UsageError
 from rankzero.model.files import weight_files
 from rankzero.model.gguf_export import tensors_of
 from rankzero.model.merge import merge
+from rankzero.model.push import sent_files
+from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import verify_directory
 from rankzero.run_dir.card import CARD, Card, Licence
 from tests.support.cli import Cli
@@ -31,6 +33,7 @@ from tests.support.gguf import known_tokenizer, wide_config
 from tests.support.servers import TakingHub, serving
 from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
+from tests.support.unreadable import stale
 from tests.unit.model.support import CLASSES, logits
 from tests.unit.model.test_merge import distance, trained
 
@@ -403,6 +406,24 @@ def test_no_place_of_this_machine_is_pushed_however_deep_it_lies(tmp_path: Path)
     assert {name for name in files if "/" in name} == {"notes/[1].md", "site/index.html"}
     assert "model.safetensors" in files and CARD in files
     assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+
+
+def test_a_result_inside_that_cannot_be_told_is_not_pushed_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_text("weights")
+    inside = tmp_path / "merged"
+    for number in (atomic.FORMAT, atomic.FORMAT + 1):  # also one of a newer version
+        staged = tmp_path / "staged"
+        staged.mkdir()
+        (staged / "model.safetensors").write_text("other weights")
+        with monkeypatch.context() as patch:
+            patch.setattr(atomic, "FORMAT", number)
+            atomic.commit_directory(staged, inside, {})
+        assert [path.parent for path in sent_files(tmp_path)] == [tmp_path]
+    stale(monkeypatch, inside / "manifest.json")
+    with pytest.raises(StorageError, match="Stale file handle"):
+        sent_files(tmp_path)
 
 
 def test_a_repository_without_an_owner_is_that_of_the_token(tmp_path: Path) -> None:
