@@ -121,7 +121,13 @@ def _remembered(run_dir: RunDir, planned: int, setting: dict[str, Any]) -> int:
         found = json.loads(run_dir.pass_limit.read_text(encoding="utf-8"))
         same = found["planned"] == planned and found["setting"] == setting
         return max(1, int(found["micro_batch_tokens"])) if same else planned
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except FileNotFoundError:
+        return planned
+    except OSError as error:  # what it costs is one step that runs out of memory again
+        words = "[TRAIN] whether passes of %d tokens ran out of memory before cannot be read: %s"
+        logger.warning(words, planned, error)
+        return planned
+    except (ValueError, KeyError, TypeError, RecursionError):
         return planned
 
 

@@ -26,6 +26,7 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import fail_above
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows, write_jsonl
+from tests.support.unreadable import stale
 
 
 def too_much() -> None:
@@ -101,6 +102,16 @@ def test_another_plan_is_not_bound_by_what_was_found_out(tmp_path: Path) -> None
     for damaged in ("", "[]", '{"planned": 128}', "\x80\x04"):
         run_dir.pass_limit.write_text(damaged)
         assert remembered(run_dir, plan, setting) == plan
+
+
+def test_a_limit_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = MemoryPlan(micro_batch_tokens=128, pass_cost_tokens=8, gradient_checkpointing=False, expected_bytes=1)
+    assert remembered(RunDir(tmp_path), plan, {}) == plan and not caplog.messages
+    stale(monkeypatch, RunDir(tmp_path).pass_limit)
+    assert remembered(RunDir(tmp_path), plan, {}) == plan
+    assert "ran out of memory before cannot be read" in caplog.text and "Stale file handle" in caplog.text
 
 
 def test_where_no_pass_can_be_smaller_it_is_an_error_with_ways_out(
