@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
 from rankzero.object_version import object_version
 from rankzero.spec.nearby import meant_here, modelscope_hint
+from rankzero.store_listing import facts_below
 
 _BLOCK_BYTES = 4 << 20
 _SILENCE_SECONDS = 60.0
@@ -94,7 +95,7 @@ class RealNetwork:
                 return Found(tuple(_file(fs, name) for name in names))
             if fs.isdir(path):
                 inside = f"{path.rstrip('/')}/"
-                found = (name for name in fs.find(path) if name.startswith(inside))
+                found = (name for name in facts_below(fs, path) if name.startswith(inside))
                 names = sorted(name for name in found if not name.endswith("/"))  # empty objects that stand for folders
                 files = (replace(_file(fs, name), name=name.removeprefix(inside)) for name in names)
                 return Found(tuple(files), is_directory=True)

@@ -27,6 +27,7 @@ from rankzero.spec.run_spec import SourceSpec
 from tests.support.s3 import BUCKET, s3_store
 from tests.support.servers import serving
 from tests.support.tiny import tiny_tokenizer
+from tests.support.unreadable import stale
 from tests.unit.data.read.fake_network import fault, located, own_cache
 
 __all__ = ["own_cache"]
@@ -50,6 +51,15 @@ def test_files_patterns_and_directories(memory: fsspec.AbstractFileSystem) -> No
     assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl", "x/README.md"] and found.is_directory
     assert b"".join(network.read(found.files[0], 2)) == b"e\n"
     assert network.find("memory://b/*.nothing").files == ()
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that lists folder by folder, as SFTP's."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "a.jsonl").write_text("one\n")
+    stale(monkeypatch, tmp_path / "x", errno.EIO)
+    with pytest.raises(ServiceError, match="Input/output error"):
+        RealNetwork().find(tmp_path.as_uri())
 
 
 def test_folders_that_a_console_made_in_a_bucket_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
