@@ -18,7 +18,7 @@ from rankzero.directories import is_file, is_folder
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
-from rankzero.run_dir.paths import has_tokenizer
+from rankzero.run_dir.paths import TOKENIZER_FILES
 from rankzero.run_dir.unread import may_be_read, read_errors
 
 CHAT_TEMPLATES = "additional_chat_templates"
@@ -106,9 +106,10 @@ def _named(directory: Path, pattern: str) -> list[Path]:
 
 
 def tokenizer_problems(directory: Path) -> list[Problem]:
-    """Whether there is a tokenizer."""
-    if has_tokenizer(directory):
-        return []
+    """Whether there is a tokenizer. Raises StorageError where that cannot be told now."""
+    with read_errors(directory):
+        if any(is_file(directory / name) for name in TOKENIZER_FILES):
+            return []
     hint = "copy tokenizer.json and tokenizer_config.json, or set model.tokenizer_dir"
     return [Problem("no tokenizer: tokenizer.json is missing", str(directory), hint)]
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.cache.uses import use
+from rankzero.directories import is_file
 from rankzero.errors import ConfigError
 from rankzero.model.files import gguf_place
+from rankzero.run_dir.unread import read_errors
 from rankzero.wording import first_line
 
 SAFETENSORS = "take the safetensors files of this model: transformers does not read all of it from GGUF"
@@ -26,12 +28,14 @@ def gguf_as_safetensors(file: Path) -> Path:
     A model that transformers read from GGUF refuses `save_pretrained` (it counts as quantised), so its state is
     copied into a plain model of the same config.
     """
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist", where="model.name", hint="give the path of a .gguf file")
-    target = gguf_place(file)
+    with read_errors(file):
+        if not is_file(file):
+            raise ConfigError(f"{file} does not exist", where="model.name", hint="give the path of a .gguf file")
+        target = gguf_place(file)
     use(target)
-    if (target / "config.json").is_file():
-        return target
+    with read_errors(target):
+        if is_file(target / "config.json"):
+            return target
     try:
         import gguf  # noqa: F401  transformers reads GGUF through it
     except ImportError as error:
@@ -41,7 +45,7 @@ def gguf_as_safetensors(file: Path) -> Path:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
-        if not (target / "config.json").is_file():
+        if not is_file(target / "config.json"):
             staged = target.with_name(f".tmp-{target.name}-{uuid.uuid4().hex}")
             try:
                 with _names_made_once():

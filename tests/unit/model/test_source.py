@@ -70,6 +70,18 @@ def test_a_model_that_cannot_be_read_now_is_neither_missing_nor_damaged(
             weights_fingerprint(source.weights) if name != "config.json" else read_config(copy)
 
 
+def test_a_tokenizer_or_a_gguf_file_that_cannot_be_read_now_is_not_missing(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    for path, spec in ((copy / "tokenizer.json", local(copy)), (file, ModelSpec(name=str(file)))):
+        with monkeypatch.context() as patch:
+            stale(patch, path)
+            with pytest.raises(StorageError, match="cannot be read at the moment"):
+                locate(spec)
+
+
 def test_weights_that_access_cannot_ask_for_are_not_said_to_be_another_users(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
