@@ -28,9 +28,17 @@ def text(place):
             return file.read()
     except OSError:
         return ""
-is_known = any(os.path.isfile(os.path.join(place, "run.yaml")) for place in known)
-found = []
-for place, names, files in () if is_known else os.walk(root):
+def has_spec(place):
+    try:
+        return bool(os.stat(os.path.join(place, "run.yaml")))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+is_known = any(has_spec(place) for place in known)
+found, unseen = [], []
+def note(error):
+    if not isinstance(error, FileNotFoundError):
+        unseen.append(f"{error.filename} could not be looked into: {error.strerror}")
+for place, names, files in () if is_known else os.walk(root, onerror=note):
     names[:] = [name for name in names if not name.startswith(".")]
     if "run.yaml" in files:
         found.append(place)
@@ -38,7 +46,7 @@ for place, names, files in () if is_known else os.walk(root):
     elif place[len(root):].count("/") >= 3:
         names.clear()
 same = {one: text(one) for one in sorted(found) if os.path.basename(one) == run}
-print(json.dumps({"known": is_known, "found": same, "others": sorted(found)[:20]}))
+print(json.dumps({"known": is_known, "found": same, "others": sorted(found)[:20], "unseen": unseen[:3]}))
 """
 _LIST = """
 import json, os, sys
@@ -201,7 +209,9 @@ class CommandSource:
         if place is not None:
             return cls(execute, place, f"{where}: {place}")
         others = [posixpath.basename(one) for one in answer["others"]]
-        hint = f"there are {', '.join(others)}" if others else "there are no runs on this volume"
+        unseen = answer["unseen"]
+        there = [f"there are {', '.join(others)}"] if others else [] if unseen else ["there are no runs on this volume"]
+        hint = "; ".join([*there, *unseen])
         raise ConfigError(f"there is no run {run}", where=where, hint=hint)
 
     def files(self) -> dict[str, int]:

@@ -311,10 +311,15 @@ def test_what_could_not_be_looked_into_is_said_where_there_is_no_run(
     with pytest.raises(ConfigError, match="run.yaml is missing") as raised:
         ObjectSource.find(f"file://{volume}", "other")
     assert "private could not be looked into: Permission denied" in str(raised.value)
+    with pytest.raises(ConfigError, match="no run other") as raised:
+        CommandSource.find(run_python, str(volume), "other", "outputs")
+    assert f"there are r; {volume}/private could not be looked into: Permission denied" in str(raised.value)
     monkeypatch.undo()
     stale(monkeypatch, volume)
     with pytest.raises(StorageError, match="Stale file handle"):
         ObjectSource.find(f"file://{volume}", "r")
+    with pytest.raises(ConfigError, match="could not be looked into: Stale file handle"):
+        CommandSource.find(run_python, str(volume), "r", "outputs")
 
 
 def test_names_that_lead_outside_are_refused(source: Source, tmp_path: Path) -> None:
