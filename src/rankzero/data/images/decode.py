@@ -7,7 +7,8 @@ Decisions, the same for checking and for training:
   nor is AVIF, whose decoder raises RuntimeError for damage that is told from faults of our own by no means.
 - EXIF orientation is applied, so that "left" in a question is left in the pixels.
 - Of animations and multi-page files, the first frame.
-- Transparency is dropped; 16-bit grey is scaled down, where Pillow alone would clip it to white.
+- What is transparent shows white, as where processors and servers read an image: the colours under it mean nothing.
+- 16-bit grey is scaled down, where Pillow alone would clip it to white. A clear shade among 65,536 is not looked for.
 - The pixel limit is asked of the header, before anything is decoded. Pillow's own limit stays as it is: no global
   state is touched.
 """
@@ -236,13 +237,26 @@ def _upright(image: Image) -> Image:
 def _rgb(image: Image) -> Image:
     if image.mode.startswith("I;16"):
         # By way of 32 bits, since Pillow has no such operation for pixels of the other byte order.
+        image.info.pop("transparency", None)
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     elif image.mode in ("I", "F"):
         what = f"pixels are of type {image.mode} (32 bits, no stated range), which has no RGB form"
         raise ImageError("no RGB form", what, "save the image with 8 bits a channel")
-    elif image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colours; straight to RGB, Pillow warns
+    elif image.has_transparency_data and not _of_16_bits(image.info.get("transparency")):
+        image = _on_white(image)
     return image.convert("RGB")
+
+
+def _of_16_bits(clear: object) -> bool:
+    """Whether a PNG's clear colour is one of 16 bits a channel, which Pillow compares with pixels of 8."""
+    return isinstance(clear, tuple) and max(clear) > 255
+
+
+def _on_white(image: Image) -> Image:
+    from PIL import Image as Pillow
+
+    clear = image.convert("RGBA")
+    return Pillow.alpha_composite(Pillow.new("RGBA", clear.size, "white"), clear)
 
 
 def _unidentified(stream: BinaryIO) -> ImageError:

@@ -111,7 +111,7 @@ def test_a_png_with_some_of_its_rows_passes_everything_else_and_fails_here(
 
 
 def test_a_png_that_ends_in_black_is_whole(tmp_path: Path) -> None:
-    for image in (Image.new("RGB", (30, 20)), Image.new("RGBA", (7, 1)), Image.new("L", (1, 1))):
+    for image in (Image.new("RGB", (30, 20)), Image.new("LA", (7, 1), (0, 255)), Image.new("L", (1, 1))):
         assert pixels(tmp_path, encoded(image, "PNG"), "black.png").getextrema() == ((0, 0),) * 3
         assert pixels(tmp_path, png(image, interlaced=True), "black.png").size == image.size
 
@@ -190,13 +190,49 @@ def test_float_pixels_are_refused_because_their_range_is_unknown(tmp_path: Path)
     assert fault(tmp_path, encoded(Image.new("F", (2, 2), 0.5), "TIFF")).reason == "no RGB form"
 
 
-def test_palette_transparency_gives_the_same_colours_and_no_warning(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
+def glass(mode: str) -> bytes:
+    """A PNG of a clear pixel, whose colour nobody sees, and a black one."""
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    image.putpixel((1, 0), (0, 0, 0, 255))
+    if mode in ("RGBA", "LA"):
+        return encoded(image.convert(mode), "PNG")
+    clear: object = {"RGB": (9, 9, 9), "L": 9, "1": 1, "P": 1}[mode]
+    marked = Image.new(mode, (2, 1), 0)
+    if mode == "P":
+        marked.putpalette([0, 0, 0, 9, 9, 9])
+    marked.putpixel((0, 0), clear)  # type: ignore[arg-type]
+    return encoded(marked, "PNG", transparency=255 if mode == "1" else clear)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "RGB", "L", "1", "P"])
+def test_what_is_transparent_is_white_as_processors_and_servers_show_it(
+    tmp_path: Path, mode: str, recwarn: pytest.WarningsRecorder
 ) -> None:
+    shown = pixels(tmp_path, glass(mode), "x.png")
+    assert [shown.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (0, 0, 0)]
+    assert not recwarn.list
+
+
+def test_what_is_half_transparent_is_mixed_with_white(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     image = Image.new("P", (1, 1), 0)
     image.putpalette([9, 8, 7] * 256)
-    assert pixels(tmp_path, encoded(image, "PNG", transparency=b"\x40")).getpixel((0, 0)) == (9, 8, 7)
+    assert pixels(tmp_path, encoded(image, "PNG", transparency=b"\x40")).getpixel((0, 0)) == (193, 193, 193)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    data = encoded(Image.new("RGBA", (2, 1), (0, 0, 0, 0)), "WEBP", exif=turned, lossless=True)
+    assert pixels(tmp_path, data).getcolors() == [(2, (255, 255, 255))]
     assert not recwarn.list
+
+
+def test_marks_of_transparency_of_16_bits_a_channel_lose_no_picture(tmp_path: Path) -> None:
+    image = Image.new("I;16", (2, 1), 0x8000)
+    assert pixels(tmp_path, encoded(image, "PNG", transparency=0x8000), "x.png").size == (2, 1)
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"tRNS", b"\xff\x00" * 3), (b"IDAT", zlib.compress(bytes(7))), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    assert pixels(tmp_path, data, "y.png").getpixel((0, 0)) == (0, 0, 0)
 
 
 def test_of_an_animation_the_first_frame(tmp_path: Path) -> None:
