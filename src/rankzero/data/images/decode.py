@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankzero.data.images.paths import Refused, inside
-from rankzero.data.images.png import missing_share, notes_behind
+from rankzero.data.images.png import has_end, missing_share, notes_behind
 from rankzero.errors import ConfigError, DataError
 from rankzero.wording import first_line
 
@@ -109,9 +109,12 @@ def decode(file: Path, limits: ImageLimits) -> Image:
 
 
 def image_size(file: Path, limits: ImageLimits) -> tuple[int, int]:
-    """(width, height) that `decode` gives, from the file's head and notes alone: damage of pixels is not seen. Raises
-    ImageError."""
-    return _read(file, limits, _upright_size)
+    """(width, height) that `decode` gives, from the file's head, notes and end: damage between them is not seen. Only
+    a file without an end is decoded, which says whether anything is missing. Raises ImageError."""
+    size, has_end = _read(file, limits, lambda image: (_upright_size(image), _ends(image)))
+    if not has_end:
+        decode(file, limits).close()
+    return size
 
 
 def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> Looked:
@@ -168,6 +171,27 @@ def _zeros_without_end(stream: BinaryIO) -> int:
     return zeros
 
 
+def _ends(image: Image) -> bool:
+    """Whether the file has the end that its format gives a whole one, as far as that is known without decoding."""
+    stream: BinaryIO = image.fp  # type: ignore[attr-defined]
+    if image.format in ("JPEG", "MPO"):
+        return _tail(stream, 2) == _JPEG_END or _has_end(stream)
+    if image.format == "PNG":
+        return has_end(stream)
+    if image.format == "GIF":
+        return _tail(stream, 1) == b";"
+    if image.format == "WEBP":
+        stream.seek(4)
+        rest = int.from_bytes(stream.read(4), "little")
+        return stream.seek(0, os.SEEK_END) >= rest + 8
+    return True
+
+
+def _tail(stream: BinaryIO, length: int) -> bytes:
+    stream.seek(-length, os.SEEK_END)
+    return stream.read(length)
+
+
 def _has_end(stream: BinaryIO) -> bool:
     """Whether the end marker comes behind the image's first scan. (ITU T.81, B.1.1: within a scan 0xff is followed by
     zero or a restart marker; thumbnails, which have ends of their own, lie in segments before it.)"""
@@ -195,6 +219,7 @@ def _ends_in_nothing(image: Image) -> bool:
 def _upright_size(image: Image) -> tuple[int, int]:
     from PIL import Image as Pillow
 
+    _require_rgb_form(image)
     width, height = image.size
     if image.format == "TIFF":  # Pillow turns these itself
         return width, height
@@ -234,14 +259,18 @@ def _upright(image: Image) -> Image:
     return ImageOps.exif_transpose(image) if turned else image
 
 
+def _require_rgb_form(image: Image) -> None:
+    if image.mode in ("I", "F"):
+        what = f"pixels are of type {image.mode} (32 bits, no stated range), which has no RGB form"
+        raise ImageError("no RGB form", what, "save the image with 8 bits a channel")
+
+
 def _rgb(image: Image) -> Image:
+    _require_rgb_form(image)
     if image.mode.startswith("I;16"):
         # By way of 32 bits, since Pillow has no such operation for pixels of the other byte order.
         image.info.pop("transparency", None)
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    elif image.mode in ("I", "F"):
-        what = f"pixels are of type {image.mode} (32 bits, no stated range), which has no RGB form"
-        raise ImageError("no RGB form", what, "save the image with 8 bits a channel")
     elif image.has_transparency_data and not _of_16_bits(image.info.get("transparency")):
         image = _on_white(image)
     return image.convert("RGB")

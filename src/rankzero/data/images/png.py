@@ -68,6 +68,17 @@ def notes_behind(stream: BinaryIO, *, animated: bool) -> bytes | None:
     return _SIGNATURE + _chunk(b"IHDR", _ONE_PIXEL) + notes + _chunk(b"IDAT", b"") if notes else None
 
 
+def has_end(stream: BinaryIO) -> bool:
+    """Whether the chunks of a PNG lead to its last one."""
+    stream.seek(_SIGNATURE_BYTES)
+    while len(head := stream.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        if kind == b"IEND" or not _IS_KIND.fullmatch(kind):
+            return bool(kind == b"IEND")
+        stream.seek(length + 4, 1)
+    return False
+
+
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -110,6 +110,7 @@ def _images(page: _Page, report: CheckReport) -> None:
     sources = ", ".join(named_counts(counts.image_sources))
     page.say("images", [f"{counts.images:,} in {counted(counts.image_rows, 'example')}: {sources}"])
     if report.images is None:
+        page.say("decoded", ["none of them: --images does that"])
         return
     bad = len(report.images.problems)
     page.say(

@@ -344,6 +344,34 @@ def test_the_head_tells_the_size_that_decoding_gives(tmp_path: Path, format: str
     assert size == decode(file, ImageLimits()).size == ((48, 32) if orientation < 5 else (32, 48))
 
 
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_a_file_that_is_cut_off_is_known_before_training(tmp_path: Path, format: str) -> None:
+    data = encoded(noise((200, 200)), format)
+    (tmp_path / "whole").write_bytes(data)
+    (tmp_path / "and more").write_bytes(data + b"notes of a camera")
+    half = len(data) // 2
+    for tail in (b"", bytes(len(data) - half)):
+        (tmp_path / "half").write_bytes(data[:half] + tail)
+        if format in ("WEBP", "GIF") and tail:
+            continue  # as long as it should be, and only decoding tells
+        with pytest.raises(ImageError) as caught:
+            image_size(tmp_path / "half", ImageLimits())
+        assert caught.value.reason == "damaged image"
+    assert image_size(tmp_path / "whole", ImageLimits()) == image_size(tmp_path / "and more", ImageLimits())
+
+
+def test_a_file_without_an_end_that_can_be_decoded_is_taken(tmp_path: Path) -> None:
+    data = encoded(noise((200, 200)), "PNG")
+    assert pixels(tmp_path, data[:-12], "x.png").size == image_size(tmp_path / "x.png", ImageLimits())
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_without_rgb_form_are_known_before_training(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "x").write_bytes(encoded(Image.new(mode, (2, 2)), "TIFF"))
+    with pytest.raises(ImageError, match="no RGB form"):
+        image_size(tmp_path / "x", ImageLimits())
+
+
 def orientation_notes(orientation: int) -> dict[str, tuple[bytes, bytes]]:
     """Every chunk of a PNG in which Pillow finds an orientation."""
     exif = Image.Exif()
@@ -396,15 +424,19 @@ def test_notes_of_another_frame_do_not_turn_the_first(tmp_path: Path) -> None:
 def test_what_is_behind_the_pixels_may_be_damaged(tmp_path: Path) -> None:
     data = encoded(noise((48, 32)), "PNG")
     kind, note = orientation_notes(6)["packed profile"]
-    broken = (chunk(b"zTXt", note[:22] + b"\7" + note[23:]), chunk(b"\0\0\0\0", b"")[:9], chunk(kind, note)[:30])
+    broken = (chunk(b"zTXt", note[:22] + b"\7" + note[23:]), chunk(b"\0\0\0\0", b"")[:9])
     for damage in broken:
-        (tmp_path / "x.png").write_bytes(data[:-12] + damage)
+        (tmp_path / "x.png").write_bytes(data[:-12] + damage + data[-12:])
         assert image_size(tmp_path / "x.png", ImageLimits()) == (48, 32)
+    (tmp_path / "x.png").write_bytes(data[:-12] + chunk(kind, note)[:30])
+    with pytest.raises(ImageError, match="Truncated"):  # as decoding does
+        image_size(tmp_path / "x.png", ImageLimits())
 
 
 def test_the_size_is_told_without_decoding_and_within_limits(tmp_path: Path) -> None:
     data = encoded(noise((200, 100)), "PNG")
-    (tmp_path / "half.png").write_bytes(data[: len(data) // 2])
+    half = len(data) // 2
+    (tmp_path / "half.png").write_bytes(data[:half] + bytes(9) + data[half + 9 :])
     assert image_size(tmp_path / "half.png", ImageLimits()) == (200, 100)
     with pytest.raises(ImageError, match="more than the 19,999 that are allowed"):
         image_size(tmp_path / "half.png", ImageLimits(pixels=19_999))
