@@ -2,12 +2,14 @@
 
 A row gives images in `images` or `image`, and `<image>` in a text, or a content part without a source, says where the
 next of them stands. Or content parts name their images themselves. In a row that gives no images, `<image>` is text.
+So it is in an answer where the images have their places outside of answers, or no tag stands there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from rankzero.data.rows.conversation import Message, Role
@@ -18,6 +20,9 @@ from rankzero.wording import counted
 TAG = "<image>"
 
 PREPENDED = "images without a tag are put before the first user turn"
+ANSWERED = "images are put into an answer, where it has <image>"
+
+_ANSWERS = ("assistant", "completion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,13 @@ class Placed:
 class Slots:
     """The places for images that a row's turns have, collected while they are read."""
 
-    __slots__ = ("_fault", "_given", "_sources")
+    __slots__ = ("_fault", "_given", "_sources", "_tags")
 
     def __init__(self, row: Row, line: int) -> None:
         self._given: tuple[str, ...] = ()
         self._fault: RowProblem | None = None
         self._sources: list[str | None] = []
+        self._tags: list[bool] = []
         if "images" in row or "image" in row:
             given = _given(row, line)
             if isinstance(given, RowProblem):
@@ -59,6 +65,7 @@ class Slots:
     def add(self, source: str | None) -> None:
         """A content part: an image of its own, or a place for the row's next one."""
         self._sources.append(source)
+        self._tags.append(False)
 
     def take(self, text: str, at: int = 0) -> tuple[str, tuple[int, ...]]:
         """The text without its tags, and where they were, counted from `at`."""
@@ -70,6 +77,7 @@ class Slots:
             at += len(piece)
             offsets.append(at)
             self._sources.append(None)
+            self._tags.append(True)
         return "".join(pieces), tuple(offsets)
 
     def message(self, role: Role, text: str) -> Message:
@@ -93,13 +101,17 @@ class Slots:
             what = "some image parts name an image and others do not"
             hint = "name the image of every part, or give all of them in `images`"
             return Placed(turns, problems=[RowProblem(line, "image part without an image", what, hint)])
-        missing = len(self._given) - len(self._sources)
+        turns = self._said(turns) if self._given else turns
+        places = sum(len(turn.image_offsets) for turn in turns) if self._given else len(self._sources)
+        missing = len(self._given) - places
         if missing < 0:
-            what = f"{len(self._sources)} places for images and {counted(len(self._given), 'image')}"
+            what = f"{places} places for images and {counted(len(self._given), 'image')}"
             hint = "give every <image> its image, or write the tag in another way where text is meant"
             return Placed(turns, problems=[RowProblem(line, "more image tags than images", what, hint)])
+        shown = any(turn.role in _ANSWERS and turn.image_offsets for turn in turns)
+        rules = (ANSWERED,) if shown and self._given else ()
         if not missing:
-            return Placed(turns, self._given)
+            return Placed(turns, self._given, rules=rules)
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:
             what = f"{counted(missing, 'image')} without a tag, and no user turn to put it before"
@@ -107,7 +119,24 @@ class Slots:
             return Placed(turns, problems=[RowProblem(line, "image without a place", what, hint)])
         turn = turns[first]
         changed = replace(turn, image_offsets=(*[0] * missing, *turn.image_offsets))
-        return Placed((*turns[:first], changed, *turns[first + 1 :]), self._given, rules=(PREPENDED,))
+        return Placed((*turns[:first], changed, *turns[first + 1 :]), self._given, rules=(PREPENDED, *rules))
+
+    def _said(self, turns: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The turns with the tags of answers as text, where the images have their places outside of answers, or none
+        of them has. An answer of nothing but tags means its images."""
+        tags = iter(self._tags)
+        ours = [(turn, [next(tags, False) for _ in turn.image_offsets]) for turn in turns]
+        said = [turn.role in _ANSWERS and any(of) and all(of) and bool(turn.content.strip()) for turn, of in ours]
+        outside = sum(len(turn.image_offsets) for turn, text in zip(turns, said, strict=True) if not text)
+        if outside != len(self._given) and (outside or all(turn.role != "user" for turn in turns)):
+            return turns
+        return tuple(_with_tags(turn) if text else turn for turn, text in zip(turns, said, strict=True))
+
+
+def _with_tags(turn: Message) -> Message:
+    cuts = [0, *turn.image_offsets, len(turn.content)]
+    content = TAG.join(turn.content[start:end] for start, end in pairwise(cuts))
+    return replace(turn, content=content, image_offsets=())
 
 
 def part_source(part: Mapping[str, Any]) -> str | None | bool:

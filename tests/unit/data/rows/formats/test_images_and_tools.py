@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from rankzero.data.rows.conversation import Message
-from rankzero.data.rows.formats.images import PREPENDED
+from rankzero.data.rows.formats.images import ANSWERED, PREPENDED
 from tests.unit.data.rows.formats.support import CALL, ROWS, TOOL, bad, good, read, reasons
 
 
 def asked(content: Any, **row: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "a"}], **row}
+
+
+def answered(question: str, answer: str, **row: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], **row}
 
 
 class TestImages:
@@ -34,6 +38,18 @@ class TestImages:
         _, (conversation,), rules = read(asked("which <image>?", images=["1", "2", "3"], system="s"))
         assert conversation.messages[1].image_offsets == (0, 0, 6) and rules == (PREPENDED,)
         assert conversation.images == ("1", "2", "3")
+
+    def test_a_tag_in_an_answer_is_text_where_the_images_have_their_places(self) -> None:
+        said = "Use the <image> tag."
+        for question in ("<image>Which tag?", "Which tag?"):
+            _, (conversation,), rules = read(answered(question, said, images=["1"]))
+            user, answer = conversation.messages
+            assert user.image_offsets == (0,) and (answer.content, answer.image_offsets) == (said, ())
+            assert rules == (() if "<" in question else (PREPENDED,))
+
+    def test_images_in_answers_that_the_questions_do_not_account_for_stay_and_are_counted(self) -> None:
+        _, (conversation,), rules = read(answered("<image>Draw it.", "Here: <image>", images=["1", "2"]))
+        assert conversation.messages[1] == Message("assistant", "Here: ", image_offsets=(6,)) and rules == (ANSWERED,)
 
     def test_parts(self) -> None:
         content = [

@@ -131,7 +131,7 @@ class TestReasoning:
         assert (asked.thought, asked.answer) == ("", content), "what a user writes is no reasoning"
 
     def test_an_image_behind_the_reasoning_keeps_its_place(self) -> None:
-        row = user_assistant("q", "<think>x</think>see <image>!") | {"images": ["a.png"]}
+        row = user_assistant("<image>q", "<think>x</think>see <image>!") | {"images": ["a.png", "b.png"]}
         turn = good(row).messages[1]
         assert turn.without_thought().content == "see !" and turn.without_thought().image_offsets == (4,)
 
