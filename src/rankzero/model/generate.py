@@ -21,6 +21,7 @@ from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.call_form import with_ids
+from rankzero.data.tokens.image_tokens import misplaced
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import single_template, template_variables, tool_template
@@ -373,12 +374,13 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
     """The tokens of a prompt: rendered by the chat template where there is one and the prompt is no raw text.
 
     Raw text is asked as it was trained: behind what the tokenizer itself puts before a text, without what it puts
-    behind one.
+    behind one. Raises DataError where the text has tokens that stand for images, besides those of `images`.
     """
     tokenizer = speaker.tokenizer
     ids: list[int]
     if tokenizer.chat_template is None or prompt.templated is False:
         text = "".join(message.content for message in prompt.messages)
+        _require_places(speaker, prompt, text, images)
         if not tokenizer.is_fast:  # nothing was trained with it, and it does not say what it adds
             ids = tokenizer(text, add_special_tokens=not prompt.verbatim)["input_ids"]
             return ids
@@ -386,10 +388,18 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
         before, _, _ = surroundings(tokenizer.backend_tokenizer).around(ids)
         return ids if prompt.verbatim else [*before, *ids]
     text = _rendered(speaker, prompt)
+    _require_places(speaker, prompt, text, images)
     if images and speaker.vision is not None:
         return speaker.vision.prompt_ids(text, images, tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def _require_places(speaker: Speaker, prompt: Prompt, text: str, images: Sequence[Image]) -> None:
+    """As rows are judged for training."""
+    problem = None if speaker.vision is None else misplaced(text, len(images), speaker.vision.rules)
+    if problem is not None:
+        raise DataError(problem.what, where=prompt.where or "prompt", hint=problem.hint)
 
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:

@@ -454,6 +454,17 @@ def test_faults_with_images(sighted: Path, tmp_path: Path) -> None:
         answer(blind, ["Which?"], images=[picture])
 
 
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_models_own_image_tokens_in_what_is_asked_are_named(
+    token: str, seen: bool, sighted: Path, tmp_path: Path
+) -> None:
+    pictures = [str(draw(tmp_path / "1.png", "red"))] if seen else []
+    with pytest.raises(DataError, match="the model's own token .* which stands for what is no text") as caught:
+        answer(speaker_of(sighted), [f"What does {token} mean?"], images=pictures)
+    assert token in str(caught.value) and caught.value.problems[0].where
+
+
 def test_a_model_without_a_template_goes_on_writing(tmp_path: Path) -> None:
     speaker = speaker_of(tiny_gpt2(tmp_path))
     assert len(answer(speaker, QUESTIONS, max_new_tokens=4)) == 3

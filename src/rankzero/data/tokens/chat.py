@@ -20,7 +20,7 @@ from rankzero.data.tokens.chat_text import (
     RewrittenError,
     WordsLostError,
 )
-from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures, in_place
+from rankzero.data.tokens.image_tokens import Picture, Pictures, in_place, misplaced
 from rankzero.data.tokens.own_words import excerpt
 from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
@@ -117,7 +117,9 @@ class Renderer:
         vision = self._rules.vision
         if vision is None:
             return row
-        return _misplaced(row.text, conversation, vision) or replace(row, pictures=pictures)
+        return misplaced(row.text, len(conversation.images), vision, conversation.line) or replace(
+            row, pictures=pictures
+        )
 
     def _pictured(self, conversation: Conversation, image_root: str) -> tuple[Picture, ...] | RowProblem:
         if not conversation.images:
@@ -290,20 +292,6 @@ def _other_prompt(chosen: Rendered, rejected: Rendered, conversation: Conversati
     )
     hint = "set data.reasoning: drop, or data.chat_template to one that leaves earlier turns alone"
     return RowProblem(conversation.line, "two prompts", what, hint)
-
-
-def _misplaced(text: str, conversation: Conversation, vision: ImageRules) -> RowProblem | None:
-    """Why the placeholders in the text are not those of the row's images."""
-    line, images, found = conversation.line, len(conversation.images), text.count(vision.placeholder)
-    if found < images:
-        what, hint = f"the chat template prints {found} places for {images} image(s)", "set data.chat_template"
-        return RowProblem(line, "images left out by the chat template", what, hint)
-    token = vision.placeholder if found > images else next((t for t in vision.reserved if t in text), None)
-    if token is None:
-        return None
-    what = f"the text has the model's own token {token}, which stands for what is no text"
-    hint = "write it in another way; an image of the row is <image> in its text"
-    return RowProblem(line, "the model's image token as text", what, hint)
 
 
 def _with_pictures(row: Rendered, placeholder: str) -> Rendered:

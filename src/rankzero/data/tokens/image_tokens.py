@@ -134,6 +134,20 @@ def bad_image(line: int, image: str, fault: ImageError) -> RowProblem:
     return RowProblem(line, reason, f"image {shown(image)}: {fault.what}", fault.hint)
 
 
+def misplaced(text: str, images: int, rules: ImageRules, line: int = 0) -> RowProblem | None:
+    """Why the placeholders in a rendered text are not those of its images."""
+    found = text.count(rules.placeholder)
+    if found < images:
+        what, hint = f"the chat template prints {found} places for {images} image(s)", "set data.chat_template"
+        return RowProblem(line, "images left out by the chat template", what, hint)
+    token = rules.placeholder if found > images else next((t for t in rules.reserved if t in text), None)
+    if token is None:
+        return None
+    what = f"the text has the model's own token {token}, which stands for what is no text"
+    hint = "write it in another way; an image of the row is <image> in its text"
+    return RowProblem(line, "the model's image token as text", what, hint)
+
+
 def in_place(text: str, placeholder: str, layouts: Sequence[Layout]) -> tuple[str, list[tuple[int, int]]]:
     """The text with each image in place of its placeholder, of which there are as many; and where they are."""
     pieces = text.split(placeholder)
