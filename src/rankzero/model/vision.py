@@ -31,7 +31,8 @@ from rankzero.wording import first_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_IMAGES = "preprocessor_config.json"
+_FILES = (_IMAGES, "processor_config.json", "video_preprocessor_config.json")
 _SAMPLES = ((64, 64), (200, 120), (97, 333), (1300, 400), (400, 1300), (800, 800))
 """Small and large, wide and tall: whatever cuts images into tiles cuts some of these."""
 _TEXT_INPUTS = ("input_ids", "attention_mask")
@@ -139,12 +140,13 @@ class Vision:
             if is_file(file):
                 content = json.loads(file.read_text(encoding="utf-8"))
                 content.pop("chat_template", None)
-                write_json(directory / name, content if self.rules.max_tokens is None else self._limited(content))
+                write_json(directory / name, content if self.rules.max_tokens is None else self._limited(name, content))
 
-    def _limited(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _limited(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        """The limit in whatever says how images are scaled. Many files do not say whose settings they hold."""
         if "image_processor" in content:
-            return {**content, "image_processor": self._limited(content["image_processor"])}
-        if "image_processor_type" not in content:
+            return {**content, "image_processor": self._limited(_IMAGES, content["image_processor"])}
+        if name != _IMAGES and "image_processor_type" not in content:
             return content
         older = {"min_pixels", "max_pixels"}  # which would have the last word
         return {

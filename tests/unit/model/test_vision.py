@@ -19,7 +19,7 @@ from transformers import AutoImageProcessor
 from rankzero.errors import ConfigError
 from rankzero.model.processor import load_processor
 from rankzero.model.source import ModelSource
-from rankzero.model.vision import Vision, load_vision
+from rankzero.model.vision import _SAMPLES, Vision, load_vision
 from rankzero.model.vision_rules import ProcessorPlace
 from rankzero.spec.run_spec import ModelSpec
 from tests.support.pictures import llava_files, qwen_vl_files, qwen_vl_tokenizer, vision_of
@@ -100,6 +100,22 @@ def test_a_limit_is_of_the_spec_and_goes_into_what_is_saved(qwen: Path, tmp_path
     assert saved.get_number_of_image_patches(900, 1000) == 4 * 9
     before = json.loads((qwen / "video_preprocessor_config.json").read_text())
     assert json.loads((tmp_path / "video_preprocessor_config.json").read_text()) == before
+
+
+@pytest.mark.parametrize("named", ["image_processor_type", "feature_extractor_type", None])
+def test_a_limit_is_kept_by_what_is_saved_whatever_names_the_processor(
+    named: str | None, qwen: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(qwen, tmp_path / "model")
+    file = tmp_path / "model" / "preprocessor_config.json"
+    content = json.loads(file.read_text())
+    kind = content.pop("image_processor_type")
+    file.write_text(json.dumps(content if named is None else {**content, named: kind}))
+    vision = vision_of(tmp_path / "model", 16)
+    shutil.copytree(tmp_path / "model", tmp_path / "final", ignore=shutil.ignore_patterns("*processor_config.json"))
+    vision.save(tmp_path / "final")
+    saved = vision_of(tmp_path / "final")
+    assert all(saved.tokens(image) == vision.tokens(image) for image in (Image.new("RGB", size) for size in _SAMPLES))
 
 
 def test_without_a_limit_files_are_saved_as_they_were(llava: Path, tmp_path: Path) -> None:
