@@ -21,6 +21,7 @@ from typing import Any
 
 from PIL import Image
 
+from rankzero.data.images.decode import MAX_PIXELS
 from rankzero.data.tokens.image_tokens import DecidedBy, Layout
 from rankzero.model.processor import image_counts
 
@@ -41,6 +42,7 @@ class Layouts:
 
     def __call__(self, width: int, height: int) -> Layout:
         """Raises ValueError where the processor takes no image of this size."""
+        _require_scalable(self._processor.image_processor, width, height)
         key: tuple[int, ...] = (width, height)
         if self._decided_by != "size":
             key = image_counts(self._processor, [(width, height)])[0]
@@ -59,6 +61,18 @@ class Layouts:
         short = re.sub(f"(?:{token})+", lambda _: self._image_token, text)
         ids = self._processor.tokenizer.encode(short, add_special_tokens=False)
         return Layout(short, copies, len(ids) + sum(copies) - len(copies))
+
+
+def _require_scalable(image_processor: Any, width: int, height: int) -> None:
+    """Raise ValueError for a strip that a processor which scales by the shorter side, and crops then, makes larger than
+    any image may be."""
+    size = dict(getattr(image_processor, "size", None) or {})
+    shortest = size.get("shortest_edge")
+    if not shortest or size.get("longest_edge") or not getattr(image_processor, "do_resize", True):
+        return
+    pixels = width * height * (shortest / min(width, height)) ** 2
+    if pixels > MAX_PIXELS:
+        raise ValueError(f"it would be scaled to {pixels:,.0f} pixels before it is cropped")
 
 
 def image_text(processor: Any, placeholder: str, size: tuple[int, int]) -> str:

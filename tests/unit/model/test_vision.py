@@ -171,6 +171,14 @@ def test_a_processor_of_one_size_cannot_be_limited(llava: Path) -> None:
     assert vision_of(llava, 16).rules.max_tokens == 16
 
 
+def test_a_strip_that_is_scaled_to_more_than_memory_is_refused_by_its_size(llava: Path) -> None:
+    layouts = vision_of(llava).rules.layouts()
+    assert layouts(1, 10_000).tokens == layouts(10_000, 10).tokens == 16
+    for size in ((1, 100_000), (100_000, 1)):
+        with pytest.raises(ValueError, match="scaled to 313,600,000 pixels before it is cropped"):
+            layouts(*size)
+
+
 def test_missing_files_are_told(qwen: Path, tmp_path: Path) -> None:
     shutil.copytree(qwen, tmp_path / "model", ignore=shutil.ignore_patterns("*preprocessor_config.json"))
     with pytest.raises(ConfigError, match="processor cannot be loaded") as caught:
