@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jinja2 import TemplateError
 
 from rankzero.data.tokens.image_tokens import DecidedBy, Layout, in_place
 from rankzero.directories import is_file
@@ -55,7 +57,7 @@ class Vision:
         except Exception as error:  # a processor is foreign code: it may fail in any way
             raise self._unknown(first_line(error)) from error
         image_token, image_token_id = self._image_token(texts)
-        decided_by = self._decided_by(texts, placeholder)
+        decided_by, around = self._decided_by(texts, placeholder), self._around(placeholder)
         settings = json.dumps(self._processor.image_processor.to_dict(), sort_keys=True, default=str)
         decides = f"{type(self._processor).__name__} {placeholder} {decided_by} {place.max_tokens} {settings} {texts}"
         self.rules = VisionRules(
@@ -63,7 +65,8 @@ class Vision:
             placeholder=placeholder,
             image_token_id=image_token_id,
             image_token=image_token,
-            reserved=self._reserved(texts, placeholder),
+            reserved=self._reserved(texts, placeholder, "".join(around)),
+            around=around,
             decided_by=decided_by,
             fingerprint=hashlib.sha256(decides.encode()).hexdigest(),
         )
@@ -176,11 +179,26 @@ class Vision:
             raise self._unknown("its tokens of an image are no special ones")
         return found[0][0], token_id
 
-    def _reserved(self, texts: Sequence[str], placeholder: str) -> tuple[str, ...]:
-        """Tokens that no row may have in its text: of videos and audio, and what the samples have besides their
-        placeholder."""
+    def _around(self, placeholder: str) -> tuple[str, str]:
+        """Special tokens that the model's own chat template prints directly before and behind an image."""
+        template = self.chat_template or self._processor.tokenizer.chat_template
+        if not isinstance(template, str):
+            return "", ""
+        parts = [{"type": "text", "text": "x"}, {"type": "image"}, {"type": "text", "text": "y"}]
+        turns = [{"role": "user", "content": parts}]
+        try:
+            text = self._processor.tokenizer.apply_chat_template(turns, tokenize=False, chat_template=template)
+        except (TemplateError, TypeError):  # it reads no parts, so it has no place for images
+            return "", ""
+        special = "|".join(re.escape(name) for name in self._names.values() if name != placeholder)
+        found = re.search(f"x((?:{special})*){re.escape(placeholder)}((?:{special})*)y", text)
+        return (found[1], found[2]) if found else ("", "")
+
+    def _reserved(self, texts: Sequence[str], placeholder: str, around: str) -> tuple[str, ...]:
+        """Tokens that no row may have in its text: of videos and audio, and what the samples, or what is `around` them,
+        have besides their placeholder."""
         others = [getattr(self._processor, f"{kind}_token", None) for kind in ("video", "audio")]
-        others += sorted(self._special(texts))
+        others += sorted(self._special([*texts, around]))
         return tuple(dict.fromkeys(other for other in others if isinstance(other, str) and other != placeholder))
 
     def _decided_by(self, texts: Sequence[str], placeholder: str) -> DecidedBy:

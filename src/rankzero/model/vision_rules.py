@@ -38,6 +38,8 @@ class VisionRules:
     """What the model puts an image's features in the place of; the placeholder itself, mostly."""
     reserved: tuple[str, ...]
     """Further tokens that stand for what is no text, such as videos."""
+    around: tuple[str, str]
+    """Special tokens that the chat template prints directly before and behind a placeholder."""
     decided_by: DecidedBy
     fingerprint: str
     """Changes when the same image could become other tokens."""

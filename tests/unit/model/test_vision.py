@@ -58,7 +58,11 @@ def test_tokens_follow_from_the_size(qwen: Path, width: int, height: int, limit:
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def test_the_qwen_families(tmp_path: Path, model_type: str) -> None:
     vision = vision_of(qwen_vl_files(tmp_path, model_type=model_type))
-    assert vision.rules.placeholder == "<|image_pad|>" and vision.rules.reserved == ("<|video_pad|>",)
+    assert vision.rules.placeholder == "<|image_pad|>" and vision.rules.reserved == (
+        "<|video_pad|>",
+        "<|vision_end|>",
+        "<|vision_start|>",
+    )
     inputs = vision.inputs([Image.new("RGB", (64, 96)), Image.new("RGB", (320, 32))])
     assert inputs.keys() == {"pixel_values", "image_grid_thw"} and inputs["image_grid_thw"].tolist()[0] == [1, 6, 4]
     assert vision.tokens(Image.new("RGB", (64, 96))) == 6

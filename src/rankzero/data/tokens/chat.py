@@ -23,7 +23,7 @@ from rankzero.data.tokens.chat_text import (
 from rankzero.data.tokens.image_tokens import Picture, Pictures, in_place, misplaced
 from rankzero.data.tokens.own_words import excerpt
 from rankzero.data.tokens.places import Places
-from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.tokens.template import ChatTemplate, Span, TemplateRefusedError
 from rankzero.data.tokens.token_rules import TokenRules, turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import first_left_out, reads_parts_only
@@ -80,7 +80,7 @@ class Renderer:
         row, vision = self.as_printed(conversation, image_root), self._rules.vision
         if isinstance(row, RowProblem) or vision is None or not row.pictures:
             return row
-        return _with_pictures(row, vision.placeholder)
+        return _with_pictures(row, vision.placeholder, vision.around)
 
     def as_printed(self, conversation: Conversation, image_root: str = ".") -> Rendered | RowProblem:
         """The same as the template prints it: with one placeholder for each image."""
@@ -294,9 +294,9 @@ def _other_prompt(chosen: Rendered, rejected: Rendered, conversation: Conversati
     return RowProblem(conversation.line, "two prompts", what, hint)
 
 
-def _with_pictures(row: Rendered, placeholder: str) -> Rendered:
-    """The row with its images where the placeholders are. What is trained moves along; that no image is trained, its
-    tokens see to."""
+def _with_pictures(row: Rendered, placeholder: str, around: tuple[str, str]) -> Rendered:
+    """The row with its images where the placeholders are, tags `around` them included. What is trained moves along;
+    that no image is trained, its tokens see to."""
     text, places = in_place(row.text, placeholder, [picture.layout for picture in row.pictures])
     more = [0, *accumulate(len(picture.layout.text) - len(placeholder) for picture in row.pictures)]
     before = [start - shift for (start, _), shift in zip(places, more, strict=False)]
@@ -305,7 +305,16 @@ def _with_pictures(row: Rendered, placeholder: str) -> Rendered:
         return at + more[bisect_left(before, at)]
 
     spans = [(moved(start), moved(end)) for start, end in row.spans]
-    return replace(row, text=text, spans=spans, picture_spans=tuple(places))
+    whole = tuple(_with_tags(text, place, around) for place in places)
+    return replace(row, text=text, spans=spans, picture_spans=whole)
+
+
+def _with_tags(text: str, place: Span, around: tuple[str, str]) -> Span:
+    (start, end), (before, behind) = place, around
+    return (
+        start - len(before) if text.endswith(before, 0, start) else start,
+        end + len(behind) if text.startswith(behind, end) else end,
+    )
 
 
 def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:

@@ -40,6 +40,11 @@ class ImageRules(Protocol):
         ...
 
     @property
+    def around(self) -> tuple[str, str]:
+        """Special tokens that the chat template prints directly before and behind a placeholder."""
+        ...
+
+    @property
     def max_tokens(self) -> int | None:
         """Most tokens that one image may become."""
         ...
@@ -140,7 +145,9 @@ def misplaced(text: str, images: int, rules: ImageRules, line: int = 0) -> RowPr
     if found < images:
         what, hint = f"the chat template prints {found} places for {images} image(s)", "set data.chat_template"
         return RowProblem(line, "images left out by the chat template", what, hint)
-    token = rules.placeholder if found > images else next((t for t in rules.reserved if t in text), None)
+    before, behind = rules.around
+    rest = text.replace(f"{before}{rules.placeholder}{behind}", rules.placeholder)
+    token = rules.placeholder if found > images else next((t for t in rules.reserved if t in rest), None)
     if token is None:
         return None
     what = f"the text has the model's own token {token}, which stands for what is no text"

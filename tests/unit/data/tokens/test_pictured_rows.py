@@ -244,12 +244,24 @@ def test_bad_images_in_rows_are_named(place: Place, image: str, reason: str) -> 
 
 
 def test_no_image_token_is_ever_trained(place: Place) -> None:
-    row = {**user_assistant("a<image>b<image>", "c"), "images": ["0.png", "1.png"]}
-    dataset = place.tokenise(row, assistant_only_loss=False)
-    ids, mask = dataset.row(0)
-    of_image = ids == place.vision.image_token_id
-    assert of_image.sum() == sum(place.vision.tokens(Image.open(place.folder / name)) for name in row["images"])
-    assert mask.tolist() == [i > 0 and not image for i, image in enumerate(of_image.tolist())]
+    """Nor the tags that the chat template prints around an image."""
+    rows = [
+        {**user_assistant("a<image>b<image>", "c"), "images": ["0.png", "1.png"]},
+        {**user_assistant("<image>draw", "one<image><image>two"), "images": ["0.png", "1.png", "2.png"]},
+    ]
+    dataset = place.tokenise(*rows, assistant_only_loss=False)
+    tags = place.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
+    for i, row in enumerate(rows):
+        ids, mask = dataset.row(i)
+        of_image = ids == place.vision.image_token_id
+        assert of_image.sum() == sum(place.vision.tokens(Image.open(place.folder / name)) for name in row["images"])
+        around = [token in tags for token in ids.tolist()]
+        assert sum(around) == 2 * len(row["images"])
+        expected = [
+            i > 0 and not image and not tag for i, (image, tag) in enumerate(zip(of_image, around, strict=True))
+        ]
+        assert mask.tolist() == expected
+    assert place.trained(place.tokenise(rows[1]), 0) == "onetwo<|im_end|>"
 
 
 def test_a_cut_never_goes_through_an_image_or_before_one(place: Place) -> None:
@@ -259,10 +271,10 @@ def test_a_cut_never_goes_through_an_image_or_before_one(place: Place) -> None:
     last = int((ids == place.vision.image_token_id).nonzero()[0].max())
     assert mask[:last].any()  # so without its own rule the row would be cut
     other = user_assistant("Ping", "Pong")
-    for length in (last - 30, last, last + 1):
+    for length in (last - 30, last, last + 1, last + 2):
         dataset = place.tokenise(row, other, max_length=length)
         assert len(dataset) == 1 and dataset.stats.dropped == {"image_cut_off": 1}, length
-    for length in (last + 2, len(ids) - 1):
+    for length in (last + 3, len(ids) - 1):
         dataset = place.tokenise(row, other, max_length=length)
         assert dataset.stats.truncated == 1 and place.ids(dataset)[0] == ids[:length].tolist()
         assert dataset.row(0)[1].tolist() == mask[:length].tolist()
@@ -291,6 +303,8 @@ def test_a_row_of_megabytes_whose_image_is_behind_the_cut(place: Place) -> None:
         (user_assistant("say <|image_pad|>", "a"), "own token <|image_pad|>"),
         ({**user_assistant("<image> <|image_pad|>", "a"), "images": ["0.png"]}, "own token <|image_pad|>"),
         (user_assistant("say", "<|video_pad|>"), "own token <|video_pad|>"),
+        (user_assistant("say <|vision_end|>", "a"), "own token <|vision_end|>"),
+        ({**user_assistant("<image><|vision_start|>", "a"), "images": ["0.png"]}, "own token <|vision_start|>"),
     ],
 )
 def test_bad_rows_are_named(place: Place, row: dict[str, Any], reason: str) -> None:
