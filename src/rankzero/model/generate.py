@@ -16,7 +16,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rankzero.data.cache.embedded import unembedded_problems
-from rankzero.data.images.decode import load_rgb
+from rankzero.data.images.decode import load_named
 from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
@@ -247,7 +247,7 @@ def require_sight(speaker: Speaker, prompt: Prompt, *, hint: str, where: str = "
 def prompt_inputs(speaker: Speaker, prompt: Prompt) -> dict[str, torch.Tensor]:
     """What the model is given of one prompt: `input_ids` (1, T), its mask, and what it gets of images. Raises
     DataError where one cannot be read."""
-    images = [load_rgb(Path(path).name, Path(path).parent) for path in prompt.images]
+    images = [load_named(path) for path in prompt.images]
     ids_1T = torch.tensor([prompt_ids(speaker, prompt, images)])
     inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
     if images and speaker.vision is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -441,6 +442,23 @@ def test_other_pixels_are_another_prompt(sighted: Path, tmp_path: Path) -> None:
     for colour in ("red", "green"):
         answer(speaker, ["Which?"], images=[str(draw(tmp_path / f"{colour}.png", colour))], max_new_tokens=1)
     assert not torch.allclose(seen[0], seen[1], atol=1e-6)
+
+
+def test_a_file_that_the_user_names_may_be_a_link_and_have_any_name(sighted: Path, tmp_path: Path) -> None:
+    picture = draw(tmp_path / "red.png", "red")
+    (tmp_path / "shown").mkdir()
+    names = [tmp_path / "shown" / name for name in ("link.png", "data:x.png", "a\\b.png", "a:\tb.png")]
+    names[0].symlink_to(picture)
+    for name in names[1:]:
+        name.write_bytes(picture.read_bytes())
+    speaker = speaker_of(sighted)
+    (expected,) = answer(speaker, ["Which?"], images=[str(picture)], max_new_tokens=3)
+    assert [answer(speaker, ["Which?"], images=[str(name)], max_new_tokens=3) for name in names] == [[expected]] * 4
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, words in (("pipe.png", "not a regular file"), ("none.png", "no such image")):
+        with pytest.raises(DataError, match=words) as caught:
+            answer(speaker, ["Which?"], images=[str(tmp_path / name)])
+        assert caught.value.problems[0].where == str(tmp_path / name)
 
 
 def test_faults_with_images(sighted: Path, tmp_path: Path) -> None:

@@ -87,11 +87,25 @@ def load_rgb(path: str, root: Path, limits: ImageLimits | None = None) -> Image:
         raise DataError(fault.what, where=str(root / path.replace("\0", "")), hint=fault.hint) from fault
 
 
+def load_named(path: str) -> Image:
+    """The image in a file that the user names, as RGB: wherever it is, whatever it is called. Raises DataError with the
+    path and the reason."""
+    require_pillow()
+    try:
+        return decode(_regular(Path(path)), ImageLimits())
+    except ImageError as fault:
+        raise DataError(fault.what, where=path, hint=fault.hint) from fault
+
+
 def locate(path: str, root: Path) -> Path:
     """The regular file at `path` below `root`. Raises ImageError."""
     found = inside(path, root)
     if isinstance(found, Refused):
         raise ImageError(found.reason, found.what, found.hint)
+    return _regular(found)
+
+
+def _regular(found: Path) -> Path:
     try:
         mode = found.stat().st_mode
     except (FileNotFoundError, NotADirectoryError) as error:
