@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from rankzero.data.images.paths import Refused, inside
 from rankzero.data.images.png import has_end, missing_share, notes_behind
@@ -42,6 +42,7 @@ NOT_THERE = "no such image"
 
 _FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112
+_DEEP_GREY = "I;16"
 _BEGINNINGS = ((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"), (b"BM", "BMP"))
 _IMPOSTORS = (
     (b"<!doctype", "an HTML page, as a server sends instead of an image"),
@@ -122,13 +123,31 @@ def decode(file: Path, limits: ImageLimits) -> Image:
     return _read(file, limits, _loaded)
 
 
+class Head(NamedTuple):
+    """What an image file says of itself before its pixels."""
+
+    size: tuple[int, int]
+    """(width, height) that `decode` gives."""
+    is_deep_grey: bool
+    """Whether it is grey of 16 bits, which is scaled to 8."""
+
+
 def image_size(file: Path, limits: ImageLimits) -> tuple[int, int]:
-    """(width, height) that `decode` gives, from the file's head, notes and end: damage between them is not seen. Only
-    a file without an end is decoded, which says whether anything is missing. Raises ImageError."""
-    size, has_end = _read(file, limits, lambda image: (_upright_size(image), _ends(image)))
+    """(width, height) that `decode` gives, as `image_head` finds it. Raises ImageError."""
+    return image_head(file, limits).size
+
+
+def image_head(file: Path, limits: ImageLimits) -> Head:
+    """What `decode` gives, from the file's head, notes and end: damage between them is not seen. Only a file without an
+    end is decoded, which says whether anything is missing. Raises ImageError."""
+    head, has_end = _read(file, limits, lambda image: (_head(image), _ends(image)))
     if not has_end:
         decode(file, limits).close()
-    return size
+    return head
+
+
+def _head(image: Image) -> Head:
+    return Head(_upright_size(image), image.mode.startswith(_DEEP_GREY))
 
 
 def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> Looked:
@@ -281,7 +300,7 @@ def _require_rgb_form(image: Image) -> None:
 
 def _rgb(image: Image) -> Image:
     _require_rgb_form(image)
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith(_DEEP_GREY):
         # By way of 32 bits, since Pillow has no such operation for pixels of the other byte order.
         image.info.pop("transparency", None)
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")

@@ -20,7 +20,7 @@ from rankzero.data.tokens.chat_text import (
     RewrittenError,
     WordsLostError,
 )
-from rankzero.data.tokens.image_tokens import Picture, Pictures, in_place, misplaced
+from rankzero.data.tokens.image_tokens import DEEP_GREY, Picture, Pictures, in_place, misplaced
 from rankzero.data.tokens.own_words import excerpt
 from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, Span, TemplateRefusedError
@@ -117,9 +117,9 @@ class Renderer:
         vision = self._rules.vision
         if vision is None:
             return row
-        return misplaced(row.text, len(conversation.images), vision, conversation.line) or replace(
-            row, pictures=pictures
-        )
+        notes = (*row.notes, DEEP_GREY) if any(picture.is_deep_grey for picture in pictures) else row.notes
+        problem = misplaced(row.text, len(conversation.images), vision, conversation.line)
+        return problem or replace(row, pictures=pictures, notes=notes)
 
     def _pictured(self, conversation: Conversation, image_root: str) -> tuple[Picture, ...] | RowProblem:
         if not conversation.images:

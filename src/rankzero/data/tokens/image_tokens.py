@@ -8,13 +8,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from rankzero.data.images.decode import ImageError, ImageLimits, image_size, locate, require_pillow
+from rankzero.data.images.decode import ImageError, ImageLimits, image_head, locate, require_pillow
 from rankzero.data.images.embedded import is_embedded, keep, kept_images, shown
 from rankzero.data.read.hashing import file_state
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import RowProblem
 
 _REMEMBERED = 1 << 16
+
+DEEP_GREY = "images of 16-bit grey are scaled to 8 bits, where servers may show them white: save them with 8 bits"
 
 DecidedBy = Literal["count", "counts", "size"]
 """What an image's layout follows from. count: it is as many image tokens as the processor says of its size, and nothing
@@ -77,6 +79,7 @@ class Picture(NamedTuple):
     layout: Layout
     state: tuple[int, ...]
     """The file's, before it was looked at (`file_state`)."""
+    is_deep_grey: bool = False
 
 
 class Pictures:
@@ -115,7 +118,7 @@ class Pictures:
         try:
             file = locate(image, Path(root))
             state = tuple(file_state(str(file)))
-            width, height = image_size(file, ImageLimits())
+            (width, height), is_deep_grey = image_head(file, ImageLimits())
         except ImageError as error:
             return error
         except OSError as error:  # it has gone meanwhile
@@ -130,7 +133,7 @@ class Pictures:
             return ImageError(
                 "image takes too many tokens", what, "scale the image down, or raise data.image_max_tokens"
             )
-        return Picture(str(file), layout, state)
+        return Picture(str(file), layout, state, is_deep_grey)
 
 
 def bad_image(line: int, image: str, fault: ImageError) -> RowProblem:

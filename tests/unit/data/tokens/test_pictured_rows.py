@@ -31,6 +31,7 @@ from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.pool import ordered_map
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.tokens.built_in_templates import read_template
+from rankzero.data.tokens.image_tokens import DEEP_GREY
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import DataError
 from rankzero.model.vision import Vision
@@ -262,6 +263,13 @@ def test_no_image_token_is_ever_trained(place: Place) -> None:
         ]
         assert mask.tolist() == expected
     assert place.trained(place.tokenise(rows[1]), 0) == "onetwo<|im_end|>"
+
+
+def test_grey_of_16_bits_is_counted(place: Place) -> None:
+    """Servers clip it to white."""
+    Image.new("I;16", (64, 64), 1000).save(place.folder / "deep.png")
+    rows = [{**user_assistant("<image>q", "a"), "images": [name]} for name in ("deep.png", "0.png", "deep.png")]
+    assert place.tokenise(*rows).stats.notes == {DEEP_GREY: 2}
 
 
 def test_a_cut_never_goes_through_an_image_or_before_one(place: Place) -> None:
