@@ -180,7 +180,7 @@ class TestWhatATargetCannotSay:
         with pytest.raises(DataError, match="needs an id"):
             run([row], "openai", tmp_path)
         with pytest.raises(DataError, match="no image in a assistant turn"):
-            run([chat(("user", "q"), ("assistant", "<image>a")) | {"images": ["1"]}], "openai", tmp_path)
+            run([chat(("user", "<image>q"), ("assistant", "<image>a")) | {"images": ["1", "2"]}], "openai", tmp_path)
 
     def test_loss_that_one_answer_alone_asks_for(self, tmp_path: Path) -> None:
         """With `train_on: last_turn` it is trained besides the last; where all before it ask, that is counted."""

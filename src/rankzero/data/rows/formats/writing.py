@@ -143,7 +143,8 @@ def _is_silent(row: Mapping[str, Any]) -> bool:
 
 def turn_rows(turns: Sequence[Message], conversation: Conversation) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Turns with `loss`, and `images` beside them; parts with their own images where a tag would be misread."""
-    if conversation.images and any(TAG in turn.content for turn in turns):
+    in_answers = all(turn.role == "assistant" for turn in turns if turn.image_offsets)
+    if conversation.images and (in_answers or any(TAG in turn.content for turn in turns)):
         left = list(conversation.images)
         return [
             turn_row(turn, content_parts(turn, left, "image") if turn.image_offsets else turn.content) for turn in turns

@@ -8,6 +8,7 @@ import pytest
 
 from rankzero.data.rows.conversation import Message
 from rankzero.data.rows.formats.images import ANSWERED, PREPENDED
+from rankzero.data.rows.formats.writing import turn_rows
 from tests.unit.data.rows.formats.support import CALL, ROWS, TOOL, bad, good, read, reasons
 
 
@@ -50,6 +51,15 @@ class TestImages:
     def test_images_in_answers_that_the_questions_do_not_account_for_stay_and_are_counted(self) -> None:
         _, (conversation,), rules = read(answered("<image>Draw it.", "Here: <image>", images=["1", "2"]))
         assert conversation.messages[1] == Message("assistant", "Here: ", image_offsets=(6,)) and rules == (ANSWERED,)
+
+    def test_images_of_answers_alone_are_written_as_parts(self) -> None:
+        """As tags they would be read as text."""
+        row = answered("Draw it.", "")
+        row["messages"][1]["content"] = [{"type": "text", "text": "Here: "}, {"type": "image", "image": "1"}]
+        conversation = good(row)
+        written, beside = turn_rows(conversation.messages, conversation)
+        again = good({"messages": written, **beside})
+        assert (again.messages, again.images) == (conversation.messages, ("1",))
 
     def test_parts(self) -> None:
         content = [
