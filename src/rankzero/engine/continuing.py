@@ -33,7 +33,7 @@ from rankzero.run_dir.atomic import put_back_displaced, read_errors, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
-from rankzero.run_dir.setting import is_same_setting, newest_manifest
+from rankzero.run_dir.setting import is_same_setting, newest_manifest, result_alone
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import rows_taken
@@ -49,6 +49,8 @@ class Saved:
     differences: Differences
     best_metric: str
     """By which it says what was best."""
+    is_result: bool = False
+    """There is no checkpoint, but the result of a run that is over: nothing goes on from it."""
 
 
 def find_checkpoint(
@@ -66,17 +68,26 @@ def find_checkpoint(
     if world.is_main:
         for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
             logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
-    looked = (find_checkpoints(run_dir, logger.warning), kept_summary(run_dir)) if world.is_main else None
-    found, kept = cast(tuple[Found, dict[str, Any]], broadcast_object(looked))
-    if found.newest is None:
+    looked = _looked(run_dir) if world.is_main else None
+    found, result, kept = cast(tuple[Found, dict[str, Any] | None, dict[str, Any]], broadcast_object(looked))
+    newest = result if found.newest is None else found.newest
+    if newest is None:
         return found, None
     meta["model"] = base.wait()
     alike = rows_alike(kept, inputs)
-    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes, alike)
+    differences = check_same_run(newest, meta, spec, run_dir, options.allow_changes, alike)
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
-    metric = RunSpec.model_validate(found.newest["spec"]).checkpoint.best_metric
-    return found, Saved(found.newest["step"], found.newest.get("layout"), differences, metric)
+    metric = RunSpec.model_validate(newest["spec"]).checkpoint.best_metric
+    return found, Saved(newest["step"], newest.get("layout"), differences, metric, is_result=found.newest is None)
+
+
+def _looked(run_dir: RunDir) -> tuple[Found, dict[str, Any] | None, dict[str, Any]]:
+    """Checkpoints, the result where there is none of them, and what is kept of the rows. One that is set aside as
+    damaged leaves its run to be made again."""
+    found = find_checkpoints(run_dir, logger.warning)
+    alone = None if found.newest is not None or found.damaged else result_alone(run_dir)
+    return found, alone, kept_summary(run_dir)
 
 
 def set_aside(run_dir: RunDir, found: Found) -> None:
@@ -107,14 +118,27 @@ def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
             logger.info("[STEP] %s was of other settings, and begins anew", path.name)
 
 
-def finished_before(
+def what_is_left(
+    run_dir: RunDir, spec: RunSpec, saved: Saved | None, options: RunOptions, total_steps: int, world: World
+) -> tuple[dict[str, Any] | None, Saved | None]:
+    """The report of a run that is over, on every rank; or what it goes on from, which is nothing where it has a result
+    alone. A collective."""
+    finished = None if saved is None else _finished_before(run_dir, spec, saved, options, total_steps, world)
+    if finished is None and saved is not None and saved.is_result:
+        logger.warning("[STEP] final/ is there and no checkpoint: the run begins again, and replaces it at its end")
+        return None, None
+    return finished, saved
+
+
+def _finished_before(
     run_dir: RunDir, spec: RunSpec, saved: Saved, options: RunOptions, total_steps: int, world: World
 ) -> dict[str, Any] | None:
     """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it, and
     copies the report where --report-json says."""
     if makes_incomparable(saved.differences.accepted, spec):
         return None  # its weights are to be evaluated anew, and to train on where an evaluation has ended it early
-    report = finished_report(run_dir, spec, saved.step, total_steps) if world.is_main else None
+    last = None if saved.is_result else saved.step
+    report = finished_report(run_dir, spec, last, total_steps) if world.is_main else None
     found: dict[str, Any] | None = broadcast_object(report)
     if world.is_main and found is not None:  # after all have heard of it: the copy may fail
         copy_report(found, options.report_json)

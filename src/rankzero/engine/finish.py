@@ -172,8 +172,9 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
     return position.step
 
 
-def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int) -> dict[str, Any] | None:
-    """The report of a run that has nothing left to do; None where there is something. Raises NotReadError where what is
+def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int | None, total_steps: int) -> dict[str, Any] | None:
+    """The report of a run that has nothing left to do; None where there is something. `last_step`: of the newest
+    checkpoint; None: they are gone, and the report alone says how far the run was. Raises NotReadError where what is
     there cannot be read now: else it would be made again, and what was measured of it be dropped."""
     try:
         with read_errors(run_dir.final):
@@ -189,6 +190,7 @@ def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps:
     except (StorageError, ValueError):
         return None
     was: dict[str, Any] = report.get("spec", {})
+    last_step = int(report.get("steps") or 0) if last_step is None else last_step
     if report.get("steps") != last_step or _choice(was.get("checkpoint", {})) != _choice(dict(spec.checkpoint)):
         return None
     patience = was.get("eval", {}).get("early_stopping_patience")

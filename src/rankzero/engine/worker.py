@@ -18,10 +18,10 @@ from rankzero.engine.checkpoint import Position, generators_kept
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
 from rankzero.engine.continuing import (
     find_checkpoint,
-    finished_before,
     forget_other_starts,
     restore,
     set_aside,
+    what_is_left,
     what_is_next,
 )
 from rankzero.engine.device import (
@@ -138,7 +138,7 @@ def run(
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, base, inputs, options, world)
         sender = stack.enter_context(sending(run_dir, spec if world.is_main else None, logger.info, logger.warning))
-        finished = finished_before(run_dir, spec, saved, options, total_steps(inputs, spec), world) if saved else None
+        finished, saved = what_is_left(run_dir, spec, saved, options, total_steps(inputs, spec), world)
         if finished is not None:
             sender.finish_what_is_left()
             logger.info("[DONE] %s", what_is_next(finished, spec))

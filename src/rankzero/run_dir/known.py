@@ -22,6 +22,17 @@ def is_run(directory: Path) -> bool:
     return run_dir.spec.is_file() and (run_dir.has_more_than_spec or not _is_to_train_with(run_dir))
 
 
+def is_by_hand(run_dir: RunDir) -> bool:
+    """Whether there is a run.yaml that no run wrote: what a run writes has its name, and an absolute place."""
+    try:
+        spec: Any = yaml.safe_load(run_dir.spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # who reads it as a run's says what is wrong with it
+        return False
+    if not isinstance(spec, dict) or not spec:
+        return False
+    return spec.get("name") is None or not Path(str(spec.get("output_dir") or DEFAULT_OUTPUT)).is_absolute()
+
+
 def _is_to_train_with(run_dir: RunDir) -> bool:
     """Whether the run.yaml is surely none that a run wrote."""
     if any((run_dir.root / name).is_file() for name in _TO_START_WITH):

@@ -56,6 +56,11 @@ class RunDir:
         """Whether there is anything that a run writes beside its run.yaml."""
         return any(os.path.lexists(self.root / name) for name in _OF_A_RUN)
 
+    def writes(self, path: str) -> bool:
+        """Whether a path is that of a file which a run writes here."""
+        place, name = os.path.split(os.path.realpath(path))
+        return name in ("run.yaml", *_OF_A_RUN) and place == os.path.realpath(self.root)
+
     @property
     def spec(self) -> Path:
         return self.root / "run.yaml"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.run_dir.known import is_by_hand
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import is_of_setting, newest_manifest, spec_of_manifest
+from rankzero.run_dir.setting import is_of_setting, spec_of_manifest, what_is_held
 from rankzero.spec.diff import (
     IDENTITIES,
     LENGTH,
@@ -23,6 +24,7 @@ from rankzero.spec.diff import (
     other_places,
     perhaps_the_same,
 )
+from rankzero.spec.local_paths import local_part, path_fields
 from rankzero.spec.run_spec import RunSpec
 
 _UNREADABLE = "it was made by a version of rankzero whose specs this one does not read"
@@ -43,12 +45,27 @@ class Differences:
 
 
 def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, allowed: Collection[str]) -> None:
-    """Raise ConfigError with every harmful difference where the directory holds another run's checkpoints. `allowed`:
-    fields that may have changed."""
-    manifest = newest_manifest(run_dir)
+    """Raise ConfigError where the run would write over files that somebody has put into its directory, and with every
+    harmful difference where that holds another run's checkpoints or result. `allowed`: fields that may have changed."""
+    if files := _would_be_replaced(run_dir, spec):
+        raise ConfigError(files)
+    manifest = what_is_held(run_dir)
     problems = [] if manifest is None else spec_changes(manifest, spec, allowed)[0]
     if manifest is not None and problems:
         raise ConfigError(with_way_out(problems, run_dir, spec, manifest))
+
+
+def _would_be_replaced(run_dir: RunDir, spec: RunSpec) -> list[Problem]:
+    """Somebody's own run.yaml, and what the run reads, where the run writes files of these names."""
+    hint = "results have a directory of their own: give another output_dir, or another name"
+    parts = [(field, local_part(field, run_dir.root)) for field in path_fields(spec) if field.kind in ("data", "file")]
+    what = f"the run would write over it, in its directory {run_dir.root}"
+    found = [
+        Problem(what, field.field, hint) for field, part in parts if part is not None and run_dir.writes(part.path)
+    ]
+    if is_by_hand(run_dir):
+        found.append(Problem("no run wrote this run.yaml, and one would write over it", str(run_dir.spec), hint))
+    return found
 
 
 def others_run(

@@ -39,6 +39,25 @@ def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
     return None
 
 
+def what_is_held(run_dir: RunDir) -> dict[str, Any] | None:
+    """The manifest of the newest checkpoint or, of a run that has lost them all, of its result, which says by what it
+    was made. Raises NotReadError."""
+    if (newest := newest_manifest(run_dir)) is not None:
+        return newest
+    return result_alone(run_dir)
+
+
+def result_alone(run_dir: RunDir) -> dict[str, Any] | None:
+    """The manifest of a result that says by what it was made, as older ones do not. Raises NotReadError."""
+    try:
+        about = read_manifest(run_dir.final)
+    except NotReadError as error:
+        raise not_now(error, f"move {run_dir.final} away: it is made anew") from error
+    except StorageError:
+        return None
+    return about if {"spec", "model", "tokenizer", "data"} <= about.keys() else None
+
+
 def about_result(run_dir: RunDir) -> dict[str, Any]:
     """What the manifest of the result says of the run, of one of before it did that of the newest checkpoint; {} where
     neither does: a run that was brought here has its result alone. Raises NotReadError."""
@@ -63,7 +82,7 @@ def settled(
     """
     if spec.resume != "new":
         return spec
-    held: Mapping[str, Any] | None = newest_manifest(_run_dir(spec))
+    held: Mapping[str, Any] | None = what_is_held(_run_dir(spec))
     if held is not None and _is_of(held, spec, _is_the_same):
         return spec
     begun = _begun_beside(spec)
@@ -79,14 +98,14 @@ def settled(
 def _begun_beside(spec: RunSpec) -> RunSpec | None:
     """The spec under the name beside its own that its run was begun under, which another version may have chosen."""
     named = _beside(spec, name_beside(spec))
-    return named if newest_manifest(_run_dir(named)) is not None else _found_beside(spec, _is_the_same)
+    return named if what_is_held(_run_dir(named)) is not None else _found_beside(spec, _is_the_same)
 
 
 def _found_beside(spec: RunSpec, is_same: Callable[[RunSpec, RunSpec], bool]) -> RunSpec | None:
     pattern = f"{glob.escape(beside_prefix(spec))}{'[0-9a-f]' * 6}"
     for place in sorted(Path(spec.output_dir).glob(pattern)):
         try:
-            held = newest_manifest(RunDir(place))
+            held = what_is_held(RunDir(place))
         except NewerFormatError:  # another version's is no setting that this one has begun
             continue
         except NotReadError as error:

@@ -312,7 +312,8 @@ def _read(look: Callable[[], _T], name: str, unread: list[str]) -> _T | None:
     except OSError as error:
         unread.append(f"{name}: {error.strerror or error}")
     except StorageError as error:
-        unread.append(f"{name}: {error.problems[0].what}")
+        why = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error.problems[0].what
+        unread.append(f"{name}: {why}")
     return None
 
 

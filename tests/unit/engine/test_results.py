@@ -27,7 +27,7 @@ from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.parallel.replicas import Replicated
-from rankzero.errors import NonFiniteError, StoppedError, StorageError
+from rankzero.errors import ConfigError, NonFiniteError, StoppedError, StorageError
 from rankzero.model.generate import Reply
 from rankzero.report.run import read_run
 from rankzero.run_dir.atomic import read_manifest
@@ -437,6 +437,23 @@ def test_who_has_lost_the_directory_writes_no_result(tmp_path: Path, tiny: Path)
         run_here(spec, hooks=Hooks(saved=taken))
     assert not (root / "final").exists() and not (root / "report.json").exists()
     assert (root / "lease.json").read_text() == theirs
+
+
+def test_a_result_whose_checkpoints_are_gone_is_not_trained_again(tmp_path: Path, tiny: Path) -> None:
+    """Who frees the disk removes them. It is made again where it is damaged, or where somebody says so."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=2)
+    report = run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    shutil.rmtree(run_dir.checkpoints)
+    before = run_dir.final.stat().st_ino
+    assert run_here(spec) == report and run_dir.final.stat().st_ino == before and not run_dir.checkpoints.exists()
+    faster = spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": 0.5})})
+    with pytest.raises(ConfigError, match="train.learning_rate"):
+        run_here(faster)
+    assert run_dir.final.stat().st_ino == before and len(metrics(spec)) == 2
+    (run_dir.final / "adapter_model.safetensors").write_bytes(b"damaged")
+    assert run_here(spec)["final_step"] == 2 and "the run begins again" in log(spec)
+    verify_result(run_dir.final)
 
 
 def test_a_result_that_cannot_be_read_now_is_not_made_anew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 
 import rankzero
 from rankzero.errors import ConfigError, UsageError
+from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import others_run, refuse_foreign_directory, two_runs
+from rankzero.run_dir.setting import settled
 from rankzero.spec import diff
+from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.unit.run_dir.test_setting import save, spec
@@ -46,6 +50,46 @@ def test_training_and_dry_run_refuse_it_alike(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(specs, "checked", lambda *_, **__: other)
     with pytest.raises(ConfigError, match="holds checkpoints of another run"):
         rankzero.dry_run(other)
+
+
+def hold_result(run: RunSpec, **about: str) -> None:
+    """A result whose checkpoints somebody has removed, to free the disk."""
+    final = RunDir(Path(run.output_dir) / str(run.name)).final
+    staged = final.with_name("staged")
+    staged.mkdir(parents=True)
+    commit_directory(staged, final, {"spec": run.model_dump(mode="json"), "step": 5, **about})
+
+
+def test_a_result_whose_checkpoints_are_gone_is_another_run_s_too(tmp_path: Path) -> None:
+    before, other = (spec(tmp_path, resume="refuse", train={"learning_rate": rate}) for rate in (0.1, 0.5))
+    run_dir = RunDir(tmp_path / "r")
+    hold_result(before, **{name: name for name in ("model", "tokenizer", "data")})
+    refuse_foreign_directory(run_dir, before, ())
+    with pytest.raises(ConfigError, match="train.learning_rate"):
+        refuse_foreign_directory(run_dir, other, ())
+    refuse_foreign_directory(run_dir, other, ("train.learning_rate",))
+    beside = spec(tmp_path, resume="new", train={"learning_rate": 0.5})
+    assert settled(beside).name != "r"
+    shutil.rmtree(run_dir.final)
+    hold_result(before)  # of a version that did not say by what it was made
+    refuse_foreign_directory(run_dir, other, ())
+
+
+def test_what_somebody_has_put_into_the_directory_is_not_written_over(tmp_path: Path) -> None:
+    """As where the results' directory is that of the project."""
+    root = tmp_path / "r"
+    root.mkdir()
+    wanted = spec(tmp_path, data={"train": str(root / "samples.jsonl"), "eval": str(root / "held-out.jsonl")})
+    for name in ("samples.jsonl", "held-out.jsonl"):
+        (root / name).write_text("{}")
+    (root / "run.yaml").write_text("model: {name: m}\ndata: {train: samples.jsonl}\n")
+    with pytest.raises(ConfigError) as caught:
+        refuse_foreign_directory(RunDir(root), wanted, ())
+    assert [problem.where for problem in caught.value.problems] == ["data.train", str(root / "run.yaml")]
+    assert caught.value.exit_code == 78
+    (root / "run.yaml").write_text(to_yaml(wanted))  # as a run writes it
+    elsewhere = spec(tmp_path, data={"train": str(root / "rows.jsonl")})
+    refuse_foreign_directory(RunDir(root), elsewhere, ())
 
 
 IDENTITIES = {"model": "m1", "tokenizer": "t1", "data": "d1", "eval_data": None}
