@@ -134,7 +134,7 @@ def train(
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
     """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster. So
-    does SIGHUP, of a terminal that is closed."""
+    do SIGHUP, of a terminal that is closed, and Ctrl-C."""
     from rankzero.launch.processes import signals_to, stop_signals
 
     name = ""
@@ -145,7 +145,7 @@ def stopped_by_sigterm() -> Iterator[None]:
         raise StopNow
 
     try:
-        with signals_to(stop, (number for number in stop_signals() if number != signal.SIGINT)):
+        with signals_to(stop, stop_signals()):
             yield
     except StopNow:
         raise StoppedError(f"stopped by {name}", hint="give the same command again") from None
