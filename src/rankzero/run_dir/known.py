@@ -23,7 +23,10 @@ def is_run(directory: Path) -> bool:
 
 
 def is_by_hand(run_dir: RunDir) -> bool:
-    """Whether there is a run.yaml that no run wrote: what a run writes has its name, and an absolute place."""
+    """Whether there is a run.yaml that no run wrote: what a run writes has its name, an absolute place, and lies beside
+    what it runs on."""
+    if run_dir.environment.is_file():
+        return False
     try:
         spec: Any = yaml.safe_load(run_dir.spec.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):  # who reads it as a run's says what is wrong with it

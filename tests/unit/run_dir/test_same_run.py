@@ -87,6 +87,10 @@ def test_what_somebody_has_put_into_the_directory_is_not_written_over(tmp_path: 
         refuse_foreign_directory(RunDir(root), wanted, ())
     assert [problem.where for problem in caught.value.problems] == ["data.train", str(root / "run.yaml")]
     assert caught.value.exit_code == 78
+    (root / "environment.json").write_text("{}")  # as beside that of a run, of whatever version
+    with pytest.raises(ConfigError) as caught:
+        refuse_foreign_directory(RunDir(root), wanted, ())
+    assert [problem.where for problem in caught.value.problems] == ["data.train"]
     (root / "run.yaml").write_text(to_yaml(wanted))  # as a run writes it
     elsewhere = spec(tmp_path, data={"train": str(root / "rows.jsonl")})
     refuse_foreign_directory(RunDir(root), elsewhere, ())
