@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 READY_SECONDS = 1800.0
 """For loading a model."""
+_OF_A_MODEL = ("config.json", "params.json", "adapter_config.json")
+"""Any one of them is a model, or an adapter, to a server; the second is Mistral's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ def plan_serving(
     if not weights.is_dir():
         hint = "name a run, or a directory with a model; the servers fetch others by themselves"
         raise ConfigError("there is no such model on this machine", where=target, hint=hint)
+    if not any((weights / name).is_file() for name in _OF_A_MODEL):  # else its server would say so, as one that fails
+        hint = "name a run, its final/, or a directory with a model; of a checkpoint that is the model/ in it"
+        raise ConfigError(f"there is no model here: {_OF_A_MODEL[0]} is missing", where=str(weights), hint=hint)
     server = Server(
         chosen,
         cache_root() / "served" / _state_of(weights, result) / called,

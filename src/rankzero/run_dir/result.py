@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -255,6 +256,10 @@ def require_target(target: str) -> None:
     if path.exists():
         if runs := runs_in(path):
             raise ConfigError("this holds runs, and is none itself", where=target, hint=f"name one: {_listed(runs)}")
+        if (path / "trainer.json").is_file() and (path / WEIGHTS).is_dir():
+            inside = shlex.quote(os.path.join(target, WEIGHTS))
+            hint = f"its weights are in {inside}; of a full fine-tune `rankzero export {inside}` makes a model"
+            raise ConfigError("this is the whole of a checkpoint", where=target, hint=hint)
         return
     is_path = target.startswith((".", "/", "~")) or target.count("/") > 1
     if is_path or ("/" in target and runs_in(path.parent)):

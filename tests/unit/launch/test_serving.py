@@ -257,6 +257,8 @@ def test_a_state_of_a_model_has_a_place_of_its_own(tiny: Path, own_cache: Path, 
         plan_serving(str(tiny), name="a/b@c")
     with pytest.raises(ConfigError, match="no such model on this machine"):
         plan_serving("some/model")
+    with pytest.raises(ConfigError, match="there is no model here: config.json is missing"):
+        plan_serving(str(own_cache.parent))  # else a server would begin, and fail as one that may be tried again
 
 
 def test_what_an_adapter_is_merged_by_has_a_place_of_its_own(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from rankzero.errors import ConfigError
 from rankzero.run_dir.of_weights import TrainedOn
 from rankzero.run_dir.paths import TOKENIZER_FILES
-from rankzero.run_dir.result import Rendering, Result, find_adapter, find_result, named_run, runs_in
+from rankzero.run_dir.result import Rendering, Result, find_adapter, find_files, find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import close
@@ -111,6 +112,20 @@ def test_the_wrong_command_the_other_way_round(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     with pytest.raises(ConfigError, match=f"writes text\n  hint: use `rankzero generate {run} "):
         find_result(str(run), "classifies")
+
+
+def test_a_checkpoint_s_weights_are_named(tmp_path: Path) -> None:
+    """By its directory, or the link that leads there, which people name first."""
+    step = tmp_path / "r" / "checkpoints" / "step-4"
+    (step / "model").mkdir(parents=True)
+    (step / "trainer.json").write_text("{}")
+    (tmp_path / "r" / "best").symlink_to("checkpoints/step-4")
+    for target in (step, tmp_path / "r" / "best"):
+        looks = partial(find_result, str(target), "writes"), partial(find_adapter, target), partial(find_files, target)
+        for look in looks:
+            with pytest.raises(ConfigError, match="this is the whole of a checkpoint") as refused:
+                look()
+            assert refused.value.problems[0].hint.startswith(f"its weights are in {target}/model;")
 
 
 def test_no_result_yet(tmp_path: Path) -> None:
