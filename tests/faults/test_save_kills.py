@@ -67,7 +67,7 @@ def sweep(directory: Path, cache: str, text: str, points: int) -> None:
     save = Saver.save
     found: list[dict[str, Any]] = []
 
-    def swept(saver: Any, position: Any) -> None:
+    def swept(saver: Any, position: Any, **how: Any) -> None:
         def attempt(folder: Path) -> None:
             elsewhere = copy.copy(saver)
             elsewhere._run_dir = RunDir(folder)
@@ -83,7 +83,7 @@ def sweep(directory: Path, cache: str, text: str, points: int) -> None:
                 at = int(2 * share * calls) if share < 0.5 else near + int((2 * share - 1) * (calls - near))
                 found.append(outcome_of(directory, root, partial(at_call, attempt, at)))
                 found.append(outcome_of(directory, root, partial(at_byte, attempt, int(share * largest))))
-        save(saver, position)
+        save(saver, position, **how)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(Saver, "save", swept)

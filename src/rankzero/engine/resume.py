@@ -84,7 +84,7 @@ def kept_summary(run_dir: RunDir) -> dict[str, Any]:
     with read_errors(run_dir.data):
         try:
             found = json.loads(run_dir.data.read_text(encoding="utf-8"))
-        except (FileNotFoundError, PermissionError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
             return {}
     return found if isinstance(found, dict) else {}
 

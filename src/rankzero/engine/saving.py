@@ -47,7 +47,7 @@ class Contents:
     position: Position
     tensors: Snapshot
     generators: dict[str, Any]
-    only_to_end: bool
+    only_to_end: bool = False
     """Nothing is made of these weights, and nothing goes on from them: they are saved though they are NaN."""
 
 

@@ -320,7 +320,7 @@ def _bytes(path: Path) -> bytes | None:
     with read_errors(path):
         try:
             return path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
 

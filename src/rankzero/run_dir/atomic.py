@@ -331,7 +331,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise StorageError("the manifest is missing: the directory was never committed", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
@@ -388,7 +388,7 @@ def faults(directory: Path, manifest: Mapping[str, Any], *, hashes: bool = True)
                 return StorageError(f"{size} bytes where {entry['size']} were saved", where=str(path))
             if hashes and file_sha256(path) != entry["sha256"]:
                 return StorageError("the bytes changed since they were saved (sha256 differs)", where=str(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return StorageError("a file of the checkpoint is missing", where=str(path))
         except OSError as error:
             return NotReadError(f"it cannot be read: {error.strerror or error}", where=str(path))

@@ -37,7 +37,7 @@ def kept_scores(path: Path) -> dict[str, Any]:
     with read_errors(path):
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
     return kept if isinstance(kept, dict) else {}
 
