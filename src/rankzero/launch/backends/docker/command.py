@@ -100,7 +100,7 @@ class Docker:
         removed meanwhile. Raises as `call` does where it says something else of one."""
         arguments = ("inspect", "--type", "container", *names)
         answer = self.try_call(*arguments)
-        absent = [line for line in answer.err.splitlines() if "no such container" in line.lower()]
+        absent = [line for line in answer.err.split("\n") if "no such container" in line.lower()]
         away = [name for name in names if any(name in line for line in absent)]
         found: list[dict[str, Any]] = json.loads(answer.out or "[]")
         if answer.code and len(found) + len(away) < len(names):
