@@ -214,6 +214,11 @@ CASES: list[tuple[Any, str, Row]] = [
         {"prompt": [USER], "completion": [BOT]},
     ),
     ({"prompt": "p", "chosen": "a"}, "rename it to completion", {"prompt": "p", "completion": "a"}),
+    (
+        {"prompt": "p", "rejected": "b"},
+        "the better answer is `chosen`",
+        {"prompt": "p", "chosen": "a", "rejected": "b"},
+    ),
     (PAIR | {"rejected": "a"}, "remove the row", REMOVED),
     (PAIR | {"history": [["q", "a"]]}, "write it into the prompt", PAIR),
     (

@@ -277,6 +277,8 @@ def _near_miss(row: Row, marks: Keys, line: int) -> RowProblem | None:
         return None
     other = "rejected" if lone == "chosen" else "chosen"
     hint = "to fine-tune on single answers, rename it to completion"
+    if lone == "rejected":  # nobody means to train on it
+        hint = "the better answer is `chosen`; to fine-tune on that alone, leave `rejected` out of the rows"
     return RowProblem(line, f"{lone} without {other}", f"the row has `{lone}` and no `{other}`", hint)
 
 
