@@ -76,7 +76,7 @@ def not_cached(spec: ModelSpec) -> Problem:
     """What to say of a Hub model that is not here and may not be fetched."""
     hint = _other_meaning(spec.name) + (
         "run once with the network, or put the files into a directory and set model.local_dir "
-        "(--model-local-dir); it needs config.json, model.safetensors (or its shards) and tokenizer.json"
+        "(`train --model-local-dir`); it needs config.json, model.safetensors (or its shards) and tokenizer.json"
     )
     return Problem(f"{spec.name} is not in the local cache and the network is not to be used", "model.name", hint)
 
@@ -112,6 +112,6 @@ def _no_access(name: str, error: Exception) -> AccessError:
     hint = _other_meaning(name) + (
         f"(1) accept its terms on the model's Hub page ({name}) with your account; "
         "(2) export HF_TOKEN=<a read token of that account>, or log in with `hf auth login`; "
-        "(3) or use a local copy: model.local_dir (--model-local-dir DIR --local-files-only)"
+        "(3) or use a local copy: model.local_dir (`train --model-local-dir DIR --local-files-only`)"
     )
     return AccessError(f"{name} {reason}", where="model.name", hint=hint)

@@ -78,7 +78,7 @@ class ProblemLog:
         lines: list[Problem] = []
         if self.total > _SHOWN:
             counts = ", ".join(f"{count} × {reason}" for reason, count in self.reasons.most_common())
-            hint = "`rankzero data check FILE --json` lists every row; the first ones of each reason follow"
+            hint = "`rankzero data check run.yaml --json`, or of a file, lists every row; examples of each follow"
             lines.append(Problem(f"{self.total} problems: {counts}", hint=hint))
             shown = self._examples()
         hinted: set[str] = set()
