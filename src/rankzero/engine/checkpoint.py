@@ -31,7 +31,7 @@ from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import (
     NotReadError,
-    read_errors,
+    not_read_errors,
     read_manifest,
     stage_name,
     storage_errors,
@@ -141,7 +141,7 @@ def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Positi
     wrote the other.
     """
     try:
-        with read_errors(directory):
+        with not_read_errors(directory):
             parallel.load(directory)
             state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
             # By the manifest: a network file system may list what was there a while ago.

@@ -29,7 +29,7 @@ from rankzero.engine.setup import Session
 from rankzero.engine.streams import tokens_of_another_version
 from rankzero.errors import RankzeroError
 from rankzero.model.fingerprint_beside import FingerprintBeside
-from rankzero.run_dir.atomic import put_back_displaced, read_errors, write_text
+from rankzero.run_dir.atomic import not_read_errors, put_back_displaced, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
@@ -103,7 +103,7 @@ def set_aside(run_dir: RunDir, found: Found) -> None:
 def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
     """Begin anew what counts starts, and what they have logged, where those were of another setting that had the
     directory and saved nothing in it. Files are emptied, not removed: copies in object stores follow."""
-    with read_errors(run_dir.spec):
+    with not_read_errors(run_dir.spec):
         if not there(run_dir.spec) or newest_manifest(run_dir) is not None:
             return
         run_dir.spec.read_bytes()  # what cannot be read now is no other setting's

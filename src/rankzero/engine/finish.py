@@ -27,8 +27,8 @@ from rankzero.run_dir.atomic import (
     MANIFEST,
     NotReadError,
     commit_directory,
+    not_read_errors,
     place_given_by,
-    read_errors,
     verify_directory,
     write_json,
     write_text,
@@ -177,11 +177,11 @@ def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int | None, total
     checkpoint; None: they are gone, and the report alone says how far the run was. Raises NotReadError where what is
     there cannot be read now: else it would be made again, and what was measured of it be dropped."""
     try:
-        with read_errors(run_dir.final):
+        with not_read_errors(run_dir.final):
             if not there(run_dir.final / MANIFEST):
                 return None
         verify_result(run_dir.final)
-        with read_errors(run_dir.report):
+        with not_read_errors(run_dir.report):
             if not there(run_dir.report):
                 return None
             report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from rankzero.engine.setup import Session
 from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cpu_kind
 from rankzero.model.source import weights_fingerprint
-from rankzero.run_dir.atomic import read_errors
+from rankzero.run_dir.atomic import not_read_errors
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
 from rankzero.run_dir.setting import newest_manifest
@@ -81,7 +81,7 @@ def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: 
 def kept_summary(run_dir: RunDir) -> dict[str, Any]:
     """What the directory says of the rows of its run; {} where it says nothing, or not to this user. Raises
     NotReadError."""
-    with read_errors(run_dir.data):
+    with not_read_errors(run_dir.data):
         try:
             found = json.loads(run_dir.data.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):

@@ -28,8 +28,8 @@ from rankzero.run_dir.atomic import (
     faults,
     file_sha256,
     fsync_path,
+    not_read_errors,
     parse_manifest,
-    read_errors,
     read_manifest,
     replace_directory,
     stage_name,
@@ -317,7 +317,7 @@ def _steps(names: Iterable[str]) -> set[int]:
 
 def _bytes(path: Path) -> bytes | None:
     """None: there is no such file. Raises NotReadError."""
-    with read_errors(path):
+    with not_read_errors(path):
         try:
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):

@@ -23,8 +23,8 @@ from rankzero.run_dir.atomic import (
     MANIFEST,
     NotReadError,
     faults,
+    not_read_errors,
     put_back_displaced,
-    read_errors,
     read_manifest,
     remove_stale,
     replace_directory,
@@ -304,5 +304,5 @@ def _is_damaged(run_dir: RunDir, step: int, *, hashes: bool) -> bool:
 
 
 def _bytes(path: Path) -> bytes:
-    with read_errors(path):
+    with not_read_errors(path):
         return path.read_bytes() if there(path) else b""

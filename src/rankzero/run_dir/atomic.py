@@ -317,7 +317,7 @@ class NewerFormatError(NotReadError):
 
 
 @contextmanager
-def read_errors(where: Path) -> Iterator[None]:
+def not_read_errors(where: Path) -> Iterator[None]:
     """Turn an OSError into a NotReadError that names the place; as `storage_errors` for what is only read."""
     try:
         yield

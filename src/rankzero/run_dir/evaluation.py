@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankzero.run_dir.atomic import read_errors
+from rankzero.run_dir.atomic import not_read_errors
 
 WHO = ("base", "tuned")
 BASE_MODEL = "base_model"
@@ -34,7 +34,7 @@ _GRADES = frozenset({"judge", "judged", "without_grade"})
 def kept_scores(path: Path) -> dict[str, Any]:
     """What is in an eval.json; {} where there is none, or nothing that is one. Raises NotReadError where it cannot be
     read now: whoever writes it anew would drop what is in it."""
-    with read_errors(path):
+    with not_read_errors(path):
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankzero.directories import there
 from rankzero.errors import Problem, StorageError
-from rankzero.run_dir.atomic import MANIFEST, NewerFormatError, NotReadError, faults, read_errors, read_manifest
+from rankzero.run_dir.atomic import MANIFEST, NewerFormatError, NotReadError, faults, not_read_errors, read_manifest
 
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
@@ -49,7 +49,7 @@ def verify_result(directory: Path) -> tuple[str, ...]:
     nobody can tell now.
     """
     root = directory.parent if directory.name == WEIGHTS else directory
-    with read_errors(root):
+    with not_read_errors(root):
         if not there(root / MANIFEST):
             return ()
     try:

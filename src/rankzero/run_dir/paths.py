@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rankzero.run_dir.atomic import fsync_path, read_errors, storage_errors
+from rankzero.run_dir.atomic import fsync_path, not_read_errors, storage_errors
 
 LinkName = Literal["best", "last"]
 LINKS: tuple[LinkName, ...] = ("best", "last")
@@ -181,7 +181,7 @@ class RunDir:
     def committed_steps(self) -> list[int]:
         """Steps that have a checkpoint directory under its final name, newest first. Says nothing of their content.
         Raises NotReadError where it cannot be seen which there are: none would be a run that begins."""
-        with read_errors(self.checkpoints):
+        with not_read_errors(self.checkpoints):
             try:
                 with os.scandir(self.checkpoints) as entries:
                     named = [(match, entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
