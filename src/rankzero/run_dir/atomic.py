@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
-from rankzero.directories import there
+from rankzero.directories import is_file, there
 from rankzero.errors import ConfigError, StorageError
 from rankzero.machine import usable_cores
 
@@ -230,7 +230,8 @@ def commit_directory(
     with storage_errors(final):
         # by their names too: a network file system may list what was there a while ago
         paths = {*staged.rglob("*"), *(staged / name for name in known or {})}
-        seen = {path.relative_to(staged).as_posix(): path for path in sorted(paths) if _is_file(path)}
+        # a file of which nobody can tell raises: a manifest without it would say that it was never there
+        seen = {path.relative_to(staged).as_posix(): path for path in sorted(paths) if is_file(path)}
         entries = dict(known or {})
         for name in entries.keys() - seen.keys():
             what = f"{name}, which another process has written, is not seen here"
@@ -247,14 +248,6 @@ def commit_directory(
             with _nothing_there(final):
                 os.rename(staged, final)  # onto nothing, or an empty directory
                 fsync_path(final.parent)
-
-
-def _is_file(path: Path) -> bool:
-    """Raises OSError where nobody can tell: a manifest without it would say that it was never there."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def replace_directory(staged: Path, final: Path, *, durable: bool = True, keep: Path | None = None) -> None:

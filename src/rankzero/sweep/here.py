@@ -65,9 +65,7 @@ class Here:
         return Kept(spec, begin, lambda text: self._say(f"[COPY] {spec.name}: {text}"))
 
     def saved(self, spec: RunSpec) -> int | None:
-        run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
-        with storage_errors(run_dir.checkpoints):
-            return next(iter(run_dir.committed_steps()), None)
+        return next(iter(RunDir(Path(spec.output_dir) / str(spec.name)).committed_steps()), None)
 
     def _environment(self, slot: int) -> dict[str, str]:
         """What tells a trial its share."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from rankzero.directories import there
 from rankzero.errors import AccessError
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.render.sbatch_parts import SUBMITTED_FILE
@@ -189,7 +190,7 @@ class RunState:
     def is_in_doubt(self) -> bool:
         """Whether Slurm may have a job of the run that nobody was told the number of."""
         with storage_errors(self._doubt):
-            return _is_there(self._doubt)
+            return there(self._doubt)
 
     def doubt(self) -> None:
         """Note that. Raises StorageError."""
@@ -248,10 +249,10 @@ class RunState:
         """All of it. Returns what was removed. Raises StorageError."""
         removed = []
         with storage_errors(self.root):
-            if _is_there(self.root):
+            if there(self.root):
                 shutil.rmtree(self.root)
                 removed.append(f"directory {self.root}")
-            if _is_there(self.batch_log):
+            if there(self.batch_log):
                 self.batch_log.unlink()
                 removed.append(f"file {self.batch_log}")
         return removed
@@ -291,18 +292,9 @@ def states(directory: Path) -> Iterator[RunState]:
     yield from (RunState(directory / name) for name in found)
 
 
-def _is_there(path: Path) -> bool:
-    """Raises OSError where that cannot be seen, which Path.exists takes for no from Python 3.14 on."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _move(source: Path, target: Path) -> None:
     """Where there is something. Raises OSError."""
-    if _is_there(source):
+    if there(source):
         source.rename(target)
 
 
