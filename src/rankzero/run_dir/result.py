@@ -257,8 +257,9 @@ def require_target(target: str) -> None:
         if runs := runs_in(path):
             raise ConfigError("this holds runs, and is none itself", where=target, hint=f"name one: {_listed(runs)}")
         if (path / "trainer.json").is_file() and (path / WEIGHTS).is_dir():
-            inside = shlex.quote(os.path.join(target, WEIGHTS))
-            hint = f"its weights are in {inside}; of a full fine-tune `rankzero export {inside}` makes a model"
+            inside = os.path.join(target, WEIGHTS)
+            export = f"`rankzero export {shlex.quote(inside)}` makes a model"
+            hint = f"its weights are in {inside}; of a full fine-tune {export}"
             raise ConfigError("this is the whole of a checkpoint", where=target, hint=hint)
         return
     is_path = target.startswith((".", "/", "~")) or target.count("/") > 1
