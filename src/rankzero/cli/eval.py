@@ -69,6 +69,7 @@ def evaluate(
     from rankzero.api.evaluation import JudgeSpec, Listener, TaskSpec
     from rankzero.api.evaluation import evaluate as measure
     from rankzero.cli.output import warn_of_changes
+    from rankzero.cli.own_file import require_rows
     from rankzero.run_dir.atomic import takes_as_it_comes
 
     if (judge is None) != (judge_model is None):
@@ -79,6 +80,7 @@ def evaluate(
         refuse_typed(context, _OF_ROWS, "this is for own rows", "give a file of them: --data FILE; or leave it out")
     if answers is not None:
         _require_other_files(answers, data or ())
+        require_rows(answers, "--answers", "answers", ("set", "where", "prompt"))
         _require_place(answers)
     listener = Listener(_progress, tell=warn_of_changes)
     if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end

@@ -65,6 +65,7 @@ def report(
 
 def _write(output: str | None, roots: list[Path]) -> None:
     """The page of one run, or of several beside each other."""
+    from rankzero.cli.own_file import require_page
     from rankzero.report.page import compare_page, run_page
     from rankzero.report.run import read_run
     from rankzero.run_dir.atomic import place_given_by, write_text
@@ -78,24 +79,10 @@ def _write(output: str | None, roots: list[Path]) -> None:
         return
     path = RunDir(roots[0]).page if output is None else Path(output)
     if output is not None:
-        _require_ours(path)
+        require_page(path, "--output")
     with place_given_by("--output"):
         write_text(path, page)
     typer.echo(shown(path))
-
-
-def _require_ours(output: Path) -> None:
-    """Raise ConfigError where a file of somebody else would be replaced, StorageError where it cannot be read."""
-    from rankzero.report.page import GENERATOR
-    from rankzero.run_dir.atomic import storage_errors
-
-    if not output.is_file():
-        return
-    with storage_errors(output), output.open("rb") as file:
-        head = file.read(4096)
-    if head and GENERATOR.encode() not in head:
-        what, hint = "there is a file that is no page of rankzero's", "name another place with --output, or remove it"
-        raise ConfigError(what, where=str(output), hint=hint)
 
 
 def _run(target: str) -> Path:

@@ -84,9 +84,11 @@ def serve(
     refuse_typed(context, _THERE, "this is for --cluster", "name a cluster, or leave it out")
     from rankzero.api.installed import require_engine
     from rankzero.api.serving import plan_serving
+    from rankzero.cli.own_file import require_object
 
     require_engine()
     if ready_file is not None and not only_print:
+        require_object(ready_file, "--ready-file", "note of a server", ("url", "model", "engine"))
         _remove(ready_file)  # before what takes long: probes would have a container that started again for ready
     serving = plan_serving(run, name=name, engine=engine, host=host, port=port, more=more or [], model=model)
     if only_print:

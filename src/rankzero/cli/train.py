@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -85,6 +86,7 @@ def train(
     """
     from rankzero.api.training import require_same_run, settled_elsewhere, start
     from rankzero.cli.first_line import say_step
+    from rankzero.cli.own_file import require_object
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.machine import process_started
     from rankzero.preflight import EVERYTHING
@@ -111,10 +113,12 @@ def train(
     )
     with stopped_by_sigterm():
         nproc, restarts = process_count(nproc_per_node), restart_count(max_restarts)
+        options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
+        if options.report_json is not None and is_first_here():
+            require_object(Path(options.report_json), "--report-json", "report", ("steps", "versions"))
         # One process of a machine says what is wrong there.
         parts = EVERYTHING if is_first_here() else ()
         spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
-        options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
         require_same_run(spec, options)
         in_process = nproc == 1 and not restarts  # this one was started for the run
         if dry_run:

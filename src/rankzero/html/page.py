@@ -13,6 +13,7 @@ from jinja2 import BytecodeCache, ChoiceLoader, Environment, PackageLoader, Stri
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
+from rankzero import __version__
 from rankzero.wording import counted
 
 LONGEST = 2000
@@ -49,6 +50,7 @@ def environment(package: str, *, longest: int = LONGEST, redact: Callable[[str],
         undefined=StrictUndefined,
         bytecode_cache=_COMPILED,
     )
+    made.globals["version"] = __version__
     made.filters["count"] = count
     return made
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankzero import __version__
 from rankzero.html.page import environment
 from rankzero.redaction import Redactor
 from rankzero.report import tables
@@ -22,8 +21,6 @@ from rankzero.run_dir.atomic import write_text
 from rankzero.run_dir.evaluation import measured
 from rankzero.run_dir.paths import RunDir
 
-GENERATOR = '<meta name="generator" content="rankzero '
-"""What pages of all versions begin with, as the template has it."""
 _LONGEST_SHOWN = 20_000
 REFRESH_SECONDS, OVER_SECONDS = 5, 30
 """Between two looks at what goes on, and at what is over: that may be started again."""
@@ -123,7 +120,6 @@ def render_page(template: str, **values: Any) -> str:
 def _render(template: str, live: Live | None, **values: Any) -> str:
     made = environment(__package__ or "", longest=_LONGEST_SHOWN, redact=Redactor(os.environ))
     made.globals |= {
-        "version": __version__,
         "width": WIDTH,
         "height": HEIGHT,
         "live": live,

@@ -203,7 +203,8 @@ class TestCheck:
         assert "<title>Data check: bad.jsonl</title>" in page and "not valid JSON" in page
         rows = Path(bad).read_bytes()
         for flag in ("--html", "--quarantine"):
-            assert cli(f"data check {bad} {flag} {bad}").code == 74
+            assert cli(f"data check {bad} {flag} {bad}").code == 78
+        assert cli(f"data check {tmp_path / 'q.jsonl'} --quarantine {tmp_path / 'q.jsonl'}").code == 74
         assert Path(bad).read_bytes() == rows
 
     def test_json(self, cli: Cli, tmp_path: Path) -> None:

@@ -7,20 +7,22 @@ from pathlib import Path
 
 from tests.support.cli import Cli
 
+NOTE = '{"url": "http://127.0.0.1:8000/v1", "model": "first", "engine": "vllm"}'
+
 
 def test_an_answer_of_a_start_before_is_gone_before_anything_is_read(cli: Cli, tmp_path: Path) -> None:
     """A container that starts again finds the file of the one before it: nothing of this start has answered yet."""
     ready, kept, nothing = tmp_path / "ready", tmp_path / "kept", tmp_path / "nothing"
-    ready.write_text("{}")
+    ready.write_text(NOTE)
     assert cli(f"serve {nothing} --ready-file {ready}").code == 78
     assert not ready.exists()
-    kept.write_text("{}")
+    kept.write_text(NOTE)
     assert cli(f"serve {nothing} --ready-file {kept} --print").code == 78
     assert kept.exists(), "what only prints takes nothing away"
 
 
 def test_a_link_to_the_answer_and_a_pipe_for_it_stay(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "there").write_text("{}")
+    (tmp_path / "there").write_text(NOTE)
     (tmp_path / "link").symlink_to("there")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):

@@ -66,11 +66,16 @@ def check(
     """Look at every row as training would read it. Exit status 65 when the data cannot be trained on."""
     require_data()
     from rankzero.api.data import look
+    from rankzero.cli.own_file import require_page, require_quarantine
     from rankzero.cli.undoing import undone_where_stopped
     from rankzero.data.inspect.report import Tolerance
     from rankzero.run_dir.atomic import place_given_by
 
     tolerance = Tolerance.parse(max_bad)
+    if html is not None:
+        require_page(html, "--html")
+    if quarantine is not None:
+        require_quarantine(quarantine, "--quarantine")
     wanted = what_is_wanted(
         inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
@@ -109,7 +114,10 @@ def stats(
     """Count rows, turns, lengths, tokens and duplicates. Bad rows are counted, and no error."""
     require_data()
     from rankzero.api.data import look
+    from rankzero.cli.own_file import require_page
 
+    if html is not None:
+        require_page(html, "--html")
     wanted = what_is_wanted(
         inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
