@@ -73,7 +73,8 @@ def as_text(run: RunView, width: int, colour: bool) -> str:
         facts.append(("goodput", str(run.goodput)))
     for label, words in facts:
         lines += labelled(label, words, width)
-    for at, command in enumerate(_what_next(run) if run.phase == "Succeeded" else ()):
+    usable = run.phase == "Succeeded" and not run.result_fault
+    for at, command in enumerate(_what_next(run) if usable else ()):
         lines += labelled("" if at else "next", command, sys.maxsize)  # to be copied: in one line
     return drawn(lines, width, colour)
 
@@ -87,6 +88,9 @@ def verdict(run: RunView) -> str:
     match run.phase:
         case "Running":
             return f"step {progress(run)}" if run.step else "no step is done yet"
+        case "Succeeded" if run.result_fault:
+            anew = "makes it anew of what is kept" if run.resumable else "begins again: nothing else is kept"
+            return f"trained to its end, but {run.result_fault}; {again} {anew}"
         case "Succeeded":
             return "the result is in final/"
         case "Stopped":

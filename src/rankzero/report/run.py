@@ -30,7 +30,16 @@ _MARKED = re.compile(r"(\d\d:\d\d:\d\d) (?:WARNING|ERROR) (.*)")
 """A line of a rank's log that is a warning; see engine/console.py."""
 
 Word = Literal[
-    "finished", "ended early", "stopped", "interrupted", "failed", "running", "killed", "not started", "unknown"
+    "finished",
+    "ended early",
+    "without a result",
+    "stopped",
+    "interrupted",
+    "failed",
+    "running",
+    "killed",
+    "not started",
+    "unknown",
 ]
 
 
@@ -46,7 +55,7 @@ class State:
         """Which colour it has."""
         if self.word in ("finished", "ended early"):
             return "good"
-        return "bad" if self.word in ("failed", "killed") else "plain"
+        return "bad" if self.word in ("failed", "killed", "without a result") else "plain"
 
 
 _UNTOLD = State("unknown", "its directory does not say how it ended")
@@ -212,6 +221,8 @@ def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: boo
         return State("unknown", view.unread[0])
     if not began and not report:
         return _UNTOLD if logged else State("not started", "nothing was trained yet")
+    if view.result_fault:
+        return State("without a result", f"{view.result_fault}; {again}")
     if view.phase == "Succeeded":
         return State("ended early", "no new best") if report.get("ended_early") else State("finished", "")
     if view.phase == "Failed":

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
+from rankzero.directories import there
 from rankzero.errors import StorageError
+from rankzero.run_dir.atomic import NotReadError, verify_directory
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
 from rankzero.run_dir.lease import BEAT_SECONDS, MISSED_BEATS, Lease, holder, starts_again
@@ -62,6 +64,8 @@ class RunView:
     goodput: Goodput | None
     starts_again: bool = False
     """Whether its launcher, which lives, may start it again."""
+    result_fault: str = ""
+    """Why the result of a run that succeeded is of no use, as far as names and sizes of files say: `final/ is gone`."""
     unread: list[str] = field(default_factory=list)
     """What of the directory could not be read, and why: `report.json: Permission denied`. The phase is Unknown then,
     unless a process here has it."""
@@ -101,6 +105,7 @@ class RunView:
             "error": self.error,
             "goodput": None if self.goodput is None else self.goodput.to_json(),
             "starts_again": self.starts_again,
+            "result_fault": self.result_fault,
             "unread": self.unread,
         }
 
@@ -115,6 +120,8 @@ def view_run(root: Path) -> RunView:
     rows = list(rows_from_end(run_dir.metrics))
     newest = next((row for row in rows if _has(row, "loss") and isinstance(row.get("step"), int)), {})
     phase = _phase(root, lease, starts, report, unread)
+    fault = _read(lambda: _fault(run_dir.final), "final", unread) if phase == "Succeeded" else None
+    phase = "Unknown" if phase == "Succeeded" and unread else phase
     may_go_on = _may_be_under_way(phase, lease, starts)
     goes_on = may_go_on and phase == "Running" and _is_of_now(Lease(root).path, lease, starts)
     under_way = _up_to_now(starts[-1]) if goes_on else None
@@ -137,8 +144,23 @@ def view_run(root: Path) -> RunView:
         may_go_on=may_go_on,
         goodput=summed_up(starts) if starts else None,
         starts_again=phase in ("Failed", "Stopped", "Killed") and starts_again(lease),
+        result_fault=fault or "",
         unread=unread,
     )
+
+
+def _fault(final: Path) -> str:
+    """What is wrong with a result; "": nothing. Raises OSError, and NotReadError where nobody can tell."""
+    if not there(final):
+        return "final/ is gone"
+    try:
+        verify_directory(final, hashes=False)
+    except NotReadError:
+        raise
+    except StorageError as error:
+        problem = error.problems[0]
+        return f"final/ is damaged: {Path(problem.where).name}: {problem.what}"
+    return ""
 
 
 def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES, having: str = "") -> Iterator[dict[str, Any]]:

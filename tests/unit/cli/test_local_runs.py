@@ -6,10 +6,12 @@ import itertools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -417,3 +419,49 @@ def test_sparklines(values: list[float], bars: str) -> None:
     assert sparkline(values, 8) == bars
     assert sparkline(values, 0) == sparkline(values, -3) == ""
     assert len(sparkline([float(n) for n in range(1000)], 40)) == 40
+
+
+def _no_files(final: Path) -> None:
+    shutil.rmtree(final)
+
+
+def _cut(final: Path) -> None:
+    os.truncate(final / "model/adapter_model.safetensors", 2000)
+
+
+def _no_manifest(final: Path) -> None:
+    (final / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_no_files, "final/ is gone"),
+        (_cut, "final/ is damaged: adapter_model.safetensors: 2000 bytes where 2048 were saved"),
+        (_no_manifest, "final/ is damaged: manifest.json: the manifest is missing"),
+    ],
+)
+def test_a_result_that_is_of_no_use_is_not_offered(
+    harm: Callable[[Path], None], words: str, cli: Cli, tmp_path: Path
+) -> None:
+    root = run_directory(tmp_path / "done")
+    report = json.loads((root / "report.json").read_text())
+    (root / "report.json").write_text(json.dumps(report | {"spec": {"task": "sft"}}))
+    done = cli(f"status {root}")
+    assert "the result is in final/" in done.out and "rankzero chat" in done.out, done.out
+    harm(root / "final")
+    done = cli(f"status {root} --json")
+    assert (json.loads(done.out)["phase"], done.code) == ("Succeeded", 0)
+    assert json.loads(done.out)["result_fault"].startswith(words)
+    done = cli(f"status {root}")
+    said = " ".join(done.out.split())
+    assert f"trained to its end, but {words}" in said and "makes it anew" in said and "rankzero chat" not in said, said
+    assert "trained to its end" in cli(f"list {tmp_path}").out
+    assert words in read_run(root, time.time()).state.text
+
+
+def test_a_result_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = run_directory(tmp_path / "done")
+    shut(monkeypatch, root / "final/manifest.json")
+    run = view_run(root)
+    assert (run.phase, run.result_fault) == ("Unknown", "") and run.unread == ["final: Permission denied"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -223,7 +224,7 @@ def test_how_a_run_is(tmp_path: Path) -> None:
     elsewhere = read_run(killed, BEGUN)
     assert elsewhere.state.word == "unknown" and elsewhere.goes_on
 
-    (tmp_path / "old").mkdir()
+    shutil.copytree(run_directory(tmp_path / "good") / "final", tmp_path / "old/final")
     RunDir(tmp_path / "old").report.write_text('{"steps": 3, "ended_early": true}')
     assert read_run(tmp_path / "old", BEGUN).state.word == "ended early", "of a version that kept no starts"
     (tmp_path / "older").mkdir()
