@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,37 @@ def test_the_result_is_made_from_the_best_checkpoint_that_is_intact(
     assert all(shipped[name].equal(kept[name]) for name in kept)
     assert (run_dir.checkpoints / "damaged-step-6").is_dir()
     assert run_here(spec) == report, "nothing is left to do"
+
+
+def test_a_result_that_is_better_than_what_replaces_it_is_kept_aside(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint that it was made of is gone, and the run goes on."""
+    values = {3: 2.0, 6: 1.0, 9: 1.5, 12: 3.0, 13: 1.2, 14: 0.5}
+    judge = train.with_eval
+
+    def judged(position: Any, metrics: dict[str, float], metric: str) -> Any:
+        metrics["eval_loss"] = values[position.step]  # into metrics.jsonl, too
+        return judge(position, metrics, metric)
+
+    monkeypatch.setattr(train, "with_eval", judged)
+    cadence = {"eval__every": 3, "checkpoint__every": 3, "checkpoint__keep": 9}
+    run = run_root(spec := small_spec(tmp_path, tiny, **cadence))
+    assert run_here(spec)["final_step"] == 6
+    best = (run / "final" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(run / "checkpoints/step-6")
+    capfd.readouterr()
+    longer = small_spec(tmp_path, tiny, **cadence, train__max_steps=13)
+    assert run_here(longer, allow_changes=("train.max_steps",))["final_step"] == 13
+    (kept,) = run.glob("final-kept-*")
+    assert (kept / "adapter_model.safetensors").read_bytes() == best and verify_directory(kept)["step"] == 6
+    assert (
+        f"{kept} keeps what {run / 'final'} was, which is better: step 6 with eval_loss 1.0000"
+        in capfd.readouterr().err
+    )
+    longer = small_spec(tmp_path, tiny, **cadence, train__max_steps=14)
+    assert run_here(longer, allow_changes=("train.max_steps",))["final_step"] == 14
+    assert list(run.glob("final-kept-*")) == [kept], "what is worse goes"
 
 
 def test_the_last_step_where_no_evaluated_checkpoint_is_left(

@@ -29,6 +29,7 @@ from rankzero.run_dir.atomic import (
     commit_directory,
     not_read_errors,
     place_given_by,
+    read_manifest,
     verify_directory,
     write_json,
     write_text,
@@ -100,11 +101,27 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
                 run.lease.check()
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
-            keep, said = keep_aside(run.run_dir.final, staged)
+            keep, said = keep_aside(run.run_dir.final, staged, better(run.spec, run.run_dir, position, step))
             if said:
                 logger.warning("[RESULT] %s", said)
             commit_directory(staged, run.run_dir.final, about, known=weights, keep=keep)
     return step
+
+
+def better(spec: RunSpec, run_dir: RunDir, position: Position, step: int) -> str:
+    """By what final/, of a step whose checkpoint is lost, is better than what `step` makes; "": it is not."""
+    metric = spec.checkpoint.best_metric
+    try:
+        was = read_manifest(run_dir.final).get("step") if spec.checkpoint.final == "best" else None
+    except StorageError:  # there is none, or it cannot be told what it is
+        return ""
+    values = evaluations(run_dir.metrics, metric)
+    if was == step or was not in values or was < position.compared_from:
+        return ""
+    higher = metric in HIGHER_IS_BETTER
+    if step in values and not (values[was] > values[step] if higher else values[was] < values[step]):
+        return ""
+    return f"step {was} with {metric} {values[was]:.4f}"
 
 
 @contextmanager

@@ -32,9 +32,10 @@ def place_problems(output: Path) -> list[Problem]:
     return []
 
 
-def keep_aside(final: Path, staged: Path) -> tuple[Path | None, str]:
+def keep_aside(final: Path, staged: Path, better: str = "") -> tuple[Path | None, str]:
     """Where `final` is to be moved, whole, as `staged` takes its place: there is something in it that no run wrote, or
-    nobody can tell. None: nobody will miss it. And what there is to say of it, before it is done; "": nothing."""
+    nobody can tell, or it is `better`, which says how. None: nobody will miss it. And what there is to say of it,
+    before it is done; "": nothing."""
     if final.is_symlink():  # the link alone is replaced
         return None, f"{final} was a link; what it led to stays as it is: {os.path.realpath(final)}"
     with storage_errors(final):
@@ -45,6 +46,8 @@ def keep_aside(final: Path, staged: Path) -> tuple[Path | None, str]:
         names = sorted(_others(final, staged))
     except OSError as error:
         return place, f"{place} keeps what {final} was, which cannot be looked through: {error}"
+    if not names and better:
+        return place, f"{place} keeps what {final} was, which is better: {better}"
     if not names:
         return None, ""
     shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
