@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankzero.api.arguments import require_count
 from rankzero.api.data_sources import DataSource, sources_of
 from rankzero.api.places import place, places_told
-from rankzero.api.results import Tell, require_a_base, warn
+from rankzero.api.results import Tell, require_a_base, run_names_told, warn
 from rankzero.errors import DataError, Problem, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def evaluate(
         keep(found)
         listener.measured(found)
 
-    found = _measured(result, before, several, tasks, judge, max_new_tokens, replace(listener, measured=so_far))
+    with run_names_told(target):
+        found = _measured(result, before, several, tasks, judge, max_new_tokens, replace(listener, measured=so_far))
     keep(found)
     return found
 

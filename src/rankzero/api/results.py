@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from rankzero.api.arguments import require_count
 from rankzero.api.arguments import texts as all_texts
 from rankzero.api.places import place, places_told
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, RankzeroError
 
 if TYPE_CHECKING:
     from rankzero.engine.chat import Chat
@@ -37,6 +39,22 @@ def require_a_base(model: str | None, result: Result, *, base: bool) -> None:
     if model is not None and result.adapter is None and not base:
         what = "this is a whole model, which needs no base"
         raise UsageError(what, where=f"--model {model}", hint="leave it out")
+
+
+@contextmanager
+def run_names_told(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Around what loads a model: where a single word is none of the Hub's, or none that is here, it may be the name of
+    a run with a slip in it, which is said."""
+    from rankzero.run_dir.known import run_meant
+
+    try:
+        yield
+    except RankzeroError as error:
+        close = run_meant(os.fspath(target)) if error.problems[0].where == "model.name" else None
+        if close is None:
+            raise
+        said = [replace(one, hint=f"did you mean {close}? Else: {one.hint}") for one in error.problems]
+        raise type(error)(said) from error
 
 
 @places_told()
@@ -68,7 +86,8 @@ def generate(
     require_engine()
     from rankzero.engine.ask import ask
 
-    return ask(result, asked, images=[os.path.expanduser(image) for image in images], max_new_tokens=max_new_tokens)
+    with run_names_told(target):
+        return ask(result, asked, images=[os.path.expanduser(image) for image in images], max_new_tokens=max_new_tokens)
 
 
 @places_told()
@@ -101,7 +120,8 @@ def chat(
     from rankzero.engine.chat import open_chat
     from rankzero.spec.sampling import Sampling
 
-    return open_chat(result, sampling or Sampling(), base=before, system=system)
+    with run_names_told(target):
+        return open_chat(result, sampling or Sampling(), base=before, system=system)
 
 
 @places_told()
@@ -124,7 +144,8 @@ def predict(
     require_engine()
     from rankzero.engine.ask import put_into_classes
 
-    return put_into_classes(result, several)
+    with run_names_told(target):
+        return put_into_classes(result, several)
 
 
 @places_told()

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.nearby import near
 
 DEFAULT_OUTPUT = "runs"
 _TO_START_WITH = ("cluster.yaml", "infra.yaml")
@@ -20,6 +21,12 @@ def is_run(directory: Path) -> bool:
     A directory with the run.yaml that somebody trains with, and nothing that a run writes, is none."""
     run_dir = RunDir(directory)
     return run_dir.spec.is_file() and (run_dir.has_more_than_spec or not _is_to_train_with(run_dir))
+
+
+def run_meant(target: str) -> str | None:
+    """The run in ./runs whose name a single word is nearly."""
+    close = None if "/" in target else near(Path(DEFAULT_OUTPUT) / target)
+    return close if close and is_run(Path(close)) else None
 
 
 def is_by_hand(run_dir: RunDir) -> bool:

@@ -17,7 +17,7 @@ from rankzero.errors import ConfigError
 from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.intact import WEIGHTS, verify_result
 from rankzero.run_dir.known import DEFAULT_OUTPUT as DEFAULT_OUTPUT
-from rankzero.run_dir.known import is_run
+from rankzero.run_dir.known import is_run, run_meant
 from rankzero.run_dir.of_weights import (
     TrainedOn,
     about,
@@ -139,7 +139,11 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
         found = _of_run(run, use, base=base)
         return _with_base(found, model, target) if base or found.adapter is not None else found
     if base:
-        raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
+        raise ConfigError(
+            "this is no run directory: run.yaml is missing",
+            where=target,
+            hint="name a run, or leave --base or --compare out",
+        )
     if (directory / ADAPTER_CONFIG).is_file():
         run = _run_of(directory)
         found = _of_adapter(directory, model) if run is None else _of_checkpoint(directory, run, use)
@@ -166,7 +170,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     """
     from rankzero.spec.run_spec import ModelSpec
 
-    require_target(str(path))
+    _require_here(path)
     if (path / "run.yaml").is_file():
         if not (path / FINAL).is_dir():
             raise _no_result(path)
@@ -235,7 +239,7 @@ def checkpoint_of_whole(weights: Path, base: str | None) -> tuple[RunSpec, Resul
 def find_files(path: Path) -> Path:
     """The directory with the files of a run's result, or of any model or adapter here. Raises ConfigError where there
     are none."""
-    require_target(str(path))
+    _require_here(path)
     place = path / FINAL if (path / "run.yaml").is_file() else path
     if (place / ADAPTER_CONFIG).is_file() or (place / "config.json").is_file():
         return place
@@ -270,6 +274,15 @@ def require_target(target: str) -> None:
     if "/" not in target and (Path(DEFAULT_OUTPUT) / target / "run.yaml").is_file():
         hint = f"did you mean {DEFAULT_OUTPUT}/{target}?"
         raise ConfigError("there is no such directory", where=target, hint=hint)
+
+
+def _require_here(path: Path) -> None:
+    """As `require_target`, of what can be no model of the Hub."""
+    require_target(str(path))
+    if not path.exists():
+        close = run_meant(str(path))
+        hint = f"did you mean {close}?" if close else _choices(path.parent)
+        raise ConfigError("there is no such directory", where=str(path), hint=hint)
 
 
 def _no_result(run: Path) -> ConfigError:

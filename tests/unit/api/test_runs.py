@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import rankzero
 from rankzero.run_dir.result import runs_in
 from tests.support.run_directory import run_directory
+from tests.support.tiny import chat_rows, write_jsonl
 from tests.support.unreadable import stale
 
 
@@ -30,6 +32,22 @@ def test_by_path_by_name_or_not_at_all(run: rankzero.Run, tmp_path: Path) -> Non
         rankzero.Run.open("mad")
     view = rankzero.status("made")
     assert view.phase == run.status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda target: rankzero.generate(target, ["hello"]),
+        rankzero.chat,
+        lambda target: rankzero.evaluate(target, "rows.jsonl"),
+    ],
+)
+def test_a_slip_in_a_runs_name_is_taken_for_one(ask: Callable[[str], object], run: rankzero.Run) -> None:
+    """It has the shape of a Hub id; and what has none near it here is only that."""
+    write_jsonl(Path("rows.jsonl"), chat_rows(2))
+    for target, hint in (("mad", r"did you mean runs/made\? Else: run once with the network"), ("gpt2", "run once")):
+        with pytest.raises(rankzero.ConfigError, match=f"{target} is not in the local cache.*\n  hint: {hint}"):
+            ask(target)
 
 
 def test_a_directory_to_train_in_is_no_run(run: rankzero.Run, tmp_path: Path) -> None:

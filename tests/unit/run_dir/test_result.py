@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,12 @@ class TestNoSuchRun:
             find_result(target, "writes")
         (problem,) = refused.value.problems
         assert what in problem.what and hint in problem.hint and problem.where == target
+
+    @pytest.mark.parametrize("find", [find_adapter, find_files])
+    def test_what_can_be_no_model_of_the_hub_is_looked_for_here(self, find: Callable[[Path], Any]) -> None:
+        for name, hint in (("alpaca3", "did you mean runs/alpaca-3?"), ("gpt2", "there are runs/")):
+            with pytest.raises(ConfigError, match=f"{name}: there is no such directory\n  hint: {re.escape(hint)}"):
+                find(Path(name))
 
     def test_a_run_has_a_name_unless_something_here_is_called_so(self, tmp_path: Path) -> None:
         assert [named_run(name) for name in ("oasst", "gpt2", "org/oasst")] == ["runs/oasst", "gpt2", "org/oasst"]
