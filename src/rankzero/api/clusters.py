@@ -166,7 +166,7 @@ def told_of_this_machine(run: str | None, cluster: str | None) -> Iterator[None]
 
 def runs_of_this_machine(run: str | None) -> str:
     """How to look at a run in ./runs, or at all of them; empty where there are none."""
-    from rankzero.run_dir.result import DEFAULT_OUTPUT, named_run, runs_in
+    from rankzero.run_dir.named import DEFAULT_OUTPUT, named_run, runs_in
 
     if run is None:
         found = len(runs_in(Path(DEFAULT_OUTPUT)))

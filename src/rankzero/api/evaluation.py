@@ -83,11 +83,12 @@ class Evaluation:
         return measured(self.to_json())
 
     def __str__(self) -> str:
-        heads = ("", "", "base", "tuned")
-        lines = [heads, *self.table]
-        widths = [max(len(line[column]) for line in lines) for column in range(4)]
+        table = self.table
+        lines = [("", "", "base", "tuned"), *table]
+        shown = [column for column in range(4) if column != 2 or any(line[column] for line in table)]
+        widths = {column: max(len(line[column]) for line in lines) for column in shown}
         return "\n".join(
-            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
+            "  ".join(f"{line[at]:{'<' if at < 2 else '>'}{widths[at]}}" for at in shown).rstrip() for line in lines
         )
 
     def _repr_html_(self) -> str:
@@ -133,7 +134,8 @@ def evaluate(
         raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
     result = find_result(os.fspath(target), "writes", model=model)
     run = run_at(place(target))
-    before = find_result(os.fspath(target), "writes", base=True, model=model) if base and run is not None else None
+    has_base = run is not None or result.adapter is not None
+    before = find_result(os.fspath(target), "writes", base=True, model=model) if base and has_base else None
     require_a_base(model, result, base=before is not None)
     listener = listener or Listener()
     listener.tell(result.changed)

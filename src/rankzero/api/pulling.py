@@ -82,14 +82,14 @@ def _names(spec: RunSpec) -> tuple[str, ...]:
 
 def _root(run: str, name: str) -> Path:
     """Where it goes: where it is already, else runs/<name>."""
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
+    from rankzero.run_dir.named import DEFAULT_OUTPUT
 
     here = _here(run)
     return here if here.name == name else Path(DEFAULT_OUTPUT) / name
 
 
 def _here(run: str) -> Path:
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
+    from rankzero.run_dir.named import DEFAULT_OUTPUT
 
     path = Path(run)
     return path if (path / "run.yaml").is_file() else Path(DEFAULT_OUTPUT) / path.name

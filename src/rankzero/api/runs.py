@@ -64,7 +64,7 @@ class Run:
     def open(cls, run: str | os.PathLike[str]) -> Run:
         """The run in a directory, or the one of this name in ./runs. Raises ConfigError where there is none."""
         from rankzero.run_dir.known import is_run
-        from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target, untrained
+        from rankzero.run_dir.named import DEFAULT_OUTPUT, require_target, untrained
         from rankzero.spec.nearby import near
 
         given = os.path.expanduser(run)

@@ -7,7 +7,7 @@ def run_names(incomplete: str) -> list[str]:
     """Of ./runs, the newest first."""
     from pathlib import Path
 
-    from rankzero.run_dir.result import DEFAULT_OUTPUT, runs_in
+    from rankzero.run_dir.named import DEFAULT_OUTPUT, runs_in
 
     names = [Path(run).name for run in runs_in(Path(DEFAULT_OUTPUT))]
     return [name for name in names if name.startswith(incomplete)]

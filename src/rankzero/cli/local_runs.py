@@ -22,7 +22,7 @@ STYLES = {"Running": "bold green", "Succeeded": "bold green", "Failed": "bold re
 
 def local_runs(directory: Path, sort: SortKey) -> list[RunView]:
     """The runs in a directory. Unknown values come last. Raises ConfigError where there is no such directory."""
-    from rankzero.run_dir.result import runs_in
+    from rankzero.run_dir.named import runs_in
     from rankzero.run_dir.view import view_run
 
     if not directory.is_dir():

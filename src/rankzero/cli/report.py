@@ -96,7 +96,7 @@ def _serve(targets: list[str], *, compare: bool) -> None:
     """Until Ctrl-C."""
     from rankzero.api.places import place
     from rankzero.report.live import served
-    from rankzero.run_dir.result import DEFAULT_OUTPUT, named_run
+    from rankzero.run_dir.named import DEFAULT_OUTPUT, named_run
 
     places = [place(named_run(target)) for target in targets or [DEFAULT_OUTPUT]]
     missing = [str(place) for place in places if not place.is_dir()]

@@ -33,7 +33,7 @@ def list_runs(
     from rankzero.cli import local_runs
     from rankzero.cli.cluster_option import say, terminal_width, wants_colour
     from rankzero.launch.status import as_table, summarise
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
+    from rankzero.run_dir.named import DEFAULT_OUTPUT
 
     if directory is not None and cluster is not None:
         raise UsageError("runs of a directory are of this machine", where="--cluster", hint="leave one of them out")

@@ -11,7 +11,7 @@ from rankzero.cli.completion import run_names
 
 def place_of(target: str | None) -> str | None:
     """`runs/my-run` for my-run where nothing here is called so; None while a shell completes."""
-    from rankzero.run_dir.result import named_run
+    from rankzero.run_dir.named import named_run
 
     return target and named_run(target)
 

@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, quote, unquote
 
 from rankzero.report.page import REFRESH_SECONDS, Live, compare_page, index_page, refreshed, run_page
 from rankzero.report.run import RunPage, read_run
+from rankzero.run_dir.named import runs_in
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import runs_in
 
 LOOPBACK = "127.0.0.1"
 _MOST_COMPARED = 12

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,7 @@ import yaml
 from rankzero.errors import ConfigError
 from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.intact import WEIGHTS, verify_result
-from rankzero.run_dir.known import DEFAULT_OUTPUT as DEFAULT_OUTPUT
-from rankzero.run_dir.known import is_run, run_meant
+from rankzero.run_dir.named import require_here, require_target
 from rankzero.run_dir.of_weights import (
     TrainedOn,
     about,
@@ -34,7 +32,6 @@ from rankzero.run_dir.of_weights import (
 from rankzero.run_dir.paths import LINKS, RunDir, has_tokenizer
 from rankzero.run_dir.places import as_from_here, at_place, require_base
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
-from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import ModelSpec, RunSpec
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
 FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"
 _NAME_BASE = f"give --model, or write base_model_name_or_path into {ADAPTER_CONFIG}"
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,8 @@ def as_it_was(spec: RunSpec) -> Result:
 
 def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | None = None) -> Result:
     """What `target` stands for: a run directory or the final/ in it, the adapter of one of its checkpoints, another
-    adapter's directory, or any model, by directory or Hub id. `base`: the run's model as it was before training.
+    adapter's directory, or any model, by directory or Hub id. `base`: the model of the run, or of an adapter, as it
+    was before training.
     `model`: another place to take that from, of the result where it is an adapter.
 
     Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
@@ -138,17 +135,21 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
     if (run := run_at(directory)) is not None:
         found = _of_run(run, use, base=base)
         return _with_base(found, model, target) if base or found.adapter is not None else found
-    if base:
-        raise ConfigError(
-            "this is no run directory: run.yaml is missing",
-            where=target,
-            hint="name a run, or leave --base or --compare out",
-        )
     if (directory / ADAPTER_CONFIG).is_file():
         run = _run_of(directory)
-        found = _of_adapter(directory, model) if run is None else _of_checkpoint(directory, run, use)
+        if base:
+            found = _base_alone(directory, model) if run is None else as_it_was(_spec_for(run, directory, use))
+            found = replace(found, trained_on=trained_on_of(directory))
+        else:
+            found = _of_adapter(directory, model) if run is None else _of_checkpoint(directory, run, use)
         return _with_base(found, model, target)
     require_target(target)
+    if base:
+        what, hint = "nothing says what it was before training", "name a run or an adapter, or leave the base out"
+        raise ConfigError(what, where=target, hint=hint)
+    if _is_checkpoint(directory) and _run_of(directory) is not None:
+        hint = f"`rankzero export {shlex.quote(target)} -o DIR` makes a model of it"
+        raise ConfigError("these are a checkpoint's weights, without their tokenizer", where=target, hint=hint)
     whole = _untrained({"name": str(directory.absolute()) if directory.is_dir() else target}, directory)
     return replace(whole, chat_template_kwargs=template_kwargs_of(directory))
 
@@ -170,7 +171,7 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     """
     from rankzero.spec.run_spec import ModelSpec
 
-    _require_here(path)
+    require_here(path)
     if (path / "run.yaml").is_file():
         if not (path / FINAL).is_dir():
             raise _no_result(path)
@@ -239,7 +240,7 @@ def checkpoint_of_whole(weights: Path, base: str | None) -> tuple[RunSpec, Resul
 def find_files(path: Path) -> Path:
     """The directory with the files of a run's result, or of any model or adapter here. Raises ConfigError where there
     are none."""
-    _require_here(path)
+    require_here(path)
     place = path / FINAL if (path / "run.yaml").is_file() else path
     if (place / ADAPTER_CONFIG).is_file() or (place / "config.json").is_file():
         return place
@@ -249,83 +250,9 @@ def find_files(path: Path) -> Path:
     raise ConfigError("there is no model here: config.json is missing", where=str(path), hint=hint)
 
 
-def require_target(target: str) -> None:
-    """Raise ConfigError where a target was meant to be something here, and is not, before the Hub is asked for it.
-
-    `runs/nope` has the shape of a Hub id; where `runs` holds runs it is a run that does not exist.
-    """
-    path = Path(os.path.expanduser(target))
-    if path.is_file() and path.suffix != ".gguf":
-        raise ConfigError("this is a file, not a run or a model", where=target, hint=_choices(path.parent))
-    if path.exists():
-        if runs := runs_in(path):
-            raise ConfigError("this holds runs, and is none itself", where=target, hint=f"name one: {_listed(runs)}")
-        if (path / "trainer.json").is_file() and (path / WEIGHTS).is_dir():
-            inside = os.path.join(target, WEIGHTS)
-            export = f"`rankzero export {shlex.quote(inside)}` makes a model"
-            hint = f"its weights are in {inside}; of a full fine-tune {export}"
-            raise ConfigError("this is the whole of a checkpoint", where=target, hint=hint)
-        return
-    is_path = target.startswith((".", "/", "~")) or target.count("/") > 1
-    if is_path or ("/" in target and runs_in(path.parent)):
-        close = near(path)
-        hint = f"did you mean {close}?" if close else _choices(path.parent)
-        raise ConfigError("there is no such run", where=target, hint=hint)
-    if "/" not in target and (Path(DEFAULT_OUTPUT) / target / "run.yaml").is_file():
-        hint = f"did you mean {DEFAULT_OUTPUT}/{target}?"
-        raise ConfigError("there is no such directory", where=target, hint=hint)
-
-
-def _require_here(path: Path) -> None:
-    """As `require_target`, of what can be no model of the Hub."""
-    require_target(str(path))
-    if not path.exists():
-        close = run_meant(str(path))
-        hint = f"did you mean {close}?" if close else _choices(path.parent)
-        raise ConfigError("there is no such directory", where=str(path), hint=hint)
-
-
 def _no_result(run: Path) -> ConfigError:
     hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
     return ConfigError("this run has no result yet: final/ is missing", where=str(run), hint=hint)
-
-
-def untrained(directory: Path) -> ConfigError:
-    """Of a directory with the run.yaml that somebody trains with."""
-    runs = runs_in(directory / DEFAULT_OUTPUT)
-    hint = f"name one of its runs: {_listed(runs)}" if runs else "its runs are in the output_dir that run.yaml says"
-    return ConfigError("this is no run directory: of a run it has run.yaml alone", where=str(directory), hint=hint)
-
-
-def named_run(target: str) -> str:
-    """`runs/my-run` for the name of a run in ./runs, where nothing here is called so; else `target` as it is."""
-    in_runs = Path(DEFAULT_OUTPUT) / target
-    is_name = "/" not in target and not Path(target).exists()
-    return str(in_runs) if is_name and (in_runs / "run.yaml").is_file() else target
-
-
-def runs_in(directory: Path) -> list[str]:
-    """The run directories in a directory, the latest first. None where it cannot be read; one that may not be looked
-    into (lost+found), or goes meanwhile, is left out."""
-    try:
-        entries = list(directory.iterdir())
-    except OSError:
-        return []
-    found: dict[str, float] = {}
-    for entry in entries:
-        with suppress(OSError):
-            if is_run(entry):
-                found[str(entry)] = entry.stat().st_mtime
-    return sorted(found, key=found.__getitem__, reverse=True)
-
-
-def _choices(directory: Path) -> str:
-    runs = runs_in(directory) or runs_in(Path(DEFAULT_OUTPUT))
-    return f"there are {_listed(runs)}" if runs else "give a run directory, a model's directory, or a Hub id"
-
-
-def _listed(runs: list[str]) -> str:
-    return ", ".join(runs[:_SHOWN]) + (" …" if len(runs) > _SHOWN else "")
 
 
 def run_at(directory: Path) -> Path | None:
@@ -453,6 +380,12 @@ def _given(run: Path) -> RunSpec:
 
     loaded = load_run_spec(run / "run.yaml", env={})
     return absolute(loaded.spec, loaded.base)
+
+
+def _base_alone(adapter: Path, base: str | None) -> Result:
+    """What an adapter was trained on, with the tokenizer and template that it came with."""
+    found = _untrained(_base_of(adapter, base), adapter)
+    return replace(found, chat_template_kwargs=template_kwargs_of(adapter))
 
 
 def _of_adapter(directory: Path, base: str | None) -> Result:

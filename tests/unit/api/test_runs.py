@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rankzero
-from rankzero.run_dir.result import runs_in
+from rankzero.run_dir.named import runs_in
 from tests.support.run_directory import run_directory
 from tests.support.tiny import chat_rows, write_jsonl
 from tests.support.unreadable import stale

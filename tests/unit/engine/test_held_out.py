@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -214,6 +215,9 @@ def test_base_and_tuned_on_own_rows(run: Path, rows: Path, judge: str, monkeypat
     kept = json.loads((run / "eval.json").read_text())
     assert set(kept.pop("base_model")) == {"model", "tokenizer"} and kept == json.loads(json.dumps(found.to_json()))
     assert found.table[0][:2] == ("held.jsonl (3 rows)", "exact match") and found.table[0][3] == "100.0 %"
+    assert "base    tuned" in str(found)
+    alone = replace(found, sets={"held.jsonl": {key: value for key, value in one.items() if key != "base"}})
+    assert "tuned" in str(alone) and "base" not in str(alone), "no column of what was not asked"
     assert "tuned" in str(found) and found._repr_html_().count("<tr>") == 4
 
 

@@ -16,8 +16,8 @@ from rankzero.persist.sources import ObjectSource
 from rankzero.persist.stored_copy import StoredCopy
 from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import stage_name, verify_directory
+from rankzero.run_dir.named import runs_in
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import runs_in
 from tests.support.stored_runs import checkpoint, result, spec_of, store_of
 from tests.support.unreadable import stale
 

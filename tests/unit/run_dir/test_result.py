@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
+from rankzero.run_dir.named import named_run, runs_in
 from rankzero.run_dir.of_weights import TrainedOn
 from rankzero.run_dir.paths import TOKENIZER_FILES
-from rankzero.run_dir.result import Rendering, Result, find_adapter, find_files, find_result, named_run, runs_in
+from rankzero.run_dir.result import Rendering, Result, find_adapter, find_files, find_result
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import close
@@ -89,6 +90,32 @@ def test_an_adapter_from_elsewhere(tmp_path: Path) -> None:
         find_result(str(tmp_path), "writes")
 
 
+def test_what_an_adapter_from_elsewhere_was_made_of(tmp_path: Path) -> None:
+    """With its own tokenizer and template, as a run's model before training has them."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    base = find_result(str(tmp_path), "writes", base=True)
+    assert (base.model.name, base.model.tokenizer_dir, base.adapter) == ("org/base", None, None)
+
+
+def test_what_a_checkpoint_of_a_run_was_made_of(tmp_path: Path) -> None:
+    run = run_of(tmp_path, lora={})
+    (run / "environment.json").write_text("{}")
+    weights = adapter_in(run / "checkpoints/step-4/model", base="org/base")
+    base, adapter = (find_result(str(weights), "writes", base=base) for base in (True, False))
+    assert (base.model, base.adapter) == (adapter.model, None) and adapter.adapter == weights
+
+
+def test_weights_of_a_full_fine_tune_s_checkpoint_are_no_model_yet(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    (run / "environment.json").write_text("{}")
+    weights = run / "checkpoints/step-4/model"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"without their tokenizer\n  hint: `rankzero export {weights} -o DIR` makes"):
+        find_result(str(weights), "writes")
+
+
 @pytest.mark.parametrize("text", ['{"base_model_name', "[]", ""])
 def test_an_adapter_that_cannot_be_read_is_said_by_its_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(text)
@@ -100,7 +127,7 @@ def test_an_adapter_that_cannot_be_read_is_said_by_its_file(text: str, tmp_path:
 def test_any_model(tmp_path: Path) -> None:
     result = find_result("org/model", "classifies")
     assert (result.model.name, result.adapter) == ("org/model", None)
-    with pytest.raises(ConfigError, match="no run directory"):
+    with pytest.raises(ConfigError, match="nothing says what it was before training"):
         find_result("org/model", "writes", base=True)
 
 
