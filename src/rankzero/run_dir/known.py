@@ -45,21 +45,4 @@ def is_by_hand(run_dir: RunDir) -> bool:
 
 def _is_to_train_with(run_dir: RunDir) -> bool:
     """Whether the run.yaml is surely none that a run wrote."""
-    if any((run_dir.root / name).is_file() for name in _TO_START_WITH):
-        return True
-    try:
-        spec: Any = yaml.safe_load(run_dir.spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # who reads it as a run's says what is wrong with it
-        return False
-    if not isinstance(spec, dict):
-        return False
-    name = spec.get("name")  # a run's own is always in what it writes
-    return name is None or _holds(run_dir, spec.get("output_dir") or DEFAULT_OUTPUT, name)
-
-
-def _holds(run_dir: RunDir, output_dir: object, name: object) -> bool:
-    """Whether the run lies where this run.yaml has it begin, seen from here; what a run wrote has an absolute place."""
-    there = RunDir(run_dir.root / str(output_dir) / str(name))
-    if Path(str(output_dir)).is_absolute() or not there.spec.is_file():
-        return False
-    return not there.root.samefile(run_dir.root)
+    return any((run_dir.root / name).is_file() for name in _TO_START_WITH) or is_by_hand(run_dir)

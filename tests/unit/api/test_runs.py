@@ -50,9 +50,11 @@ def test_a_slip_in_a_runs_name_is_taken_for_one(ask: Callable[[str], object], ru
             ask(target)
 
 
-def test_a_directory_to_train_in_is_no_run(run: rankzero.Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "name: mine\n", "name: mine\noutput_dir: runs\n"])
+def test_a_directory_to_train_in_is_no_run(more: str, run: rankzero.Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/run.yaml").write_text("model: {name: org/m}\ndata: {train: org/d}\n")
+    spec = tmp_path / "mine/run.yaml"
+    spec.write_text(f"{more}model: {{name: org/m}}\ndata: {{train: org/d}}\n")
     for ask in (rankzero.Run.open, rankzero.status):
         with pytest.raises(rankzero.ConfigError, match=r"run.yaml alone\n  hint: its runs are in the output_dir"):
             ask("mine")

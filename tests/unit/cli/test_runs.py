@@ -134,7 +134,7 @@ def test_a_run_of_this_machine_is_told_where_a_cluster_was_asked(place: Place, c
     """A recipe writes a cluster.yaml, and its first page trains here."""
     run = Path("runs/here")
     run.mkdir(parents=True)
-    (run / "run.yaml").write_text("name: here\n")
+    (run / "run.yaml").write_text(f"name: here\noutput_dir: {Path('runs').absolute()}\n")
     what = "`rankzero list runs`" if command == "list" else "`rankzero status runs/here`"
     done = place(command)
     assert what in done.err and done.code == (
