@@ -31,6 +31,7 @@ from rankzero.spec.sweep_load import Sweep, trial_run
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
 from rankzero.sweep.trainer import Known, Trainer, TrialStart
+from rankzero.wording import counted
 
 POLL_SECONDS = 0.2
 RESTARTS = 3
@@ -81,7 +82,7 @@ class SweepRun:
         self._waiting = [trial for trial in record.trials if not trial.is_over]
         self._made = len(record.trials)
         self._exhausted = False
-        self._stopping = False
+        self._stopping = self._stop_told = False
         self._lost: RankzeroError | None = None
         """What keeps every trial from going on."""
 
@@ -93,6 +94,10 @@ class SweepRun:
             try:
                 while self._go_on():
                     time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:
+                left = counted(len(self._running), "trial")
+                self._say(f"[STOP] left at once: the same command takes {left} up at the newest checkpoint")
+                raise
             finally:
                 for one in self._running:
                     if one.start is not None:
@@ -111,6 +116,10 @@ class SweepRun:
 
     def _go_on(self) -> bool:
         """One look at everything. Returns whether there is anything left to wait for."""
+        if self._stopping and self._running and not self._stop_told:
+            self._stop_told = True
+            saving = counted(len(self._running), "trial")
+            self._say(f"[STOP] {saving} to save; Ctrl-C again: leave now, losing what they did since they last saved")
         while self._free and not self._is_ending() and (trial := self._next()) is not None:
             self._begin(trial)
         for one in list(self._running):

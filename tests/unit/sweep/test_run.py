@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -39,9 +40,11 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "PAUSE_SECONDS", (0.0,))
 
 
-def run_it(sweep: Sweep, place: Formula, *, parallel: int = 1) -> tuple[Record, list[str]]:
+def run_it(
+    sweep: Sweep, place: Formula, said: list[str] | None = None, *, parallel: int = 1
+) -> tuple[Record, list[str]]:
     """To its end. Returns the record, and what was said."""
-    said: list[str] = []
+    said = [] if said is None else said
     sweep.directory.mkdir(parents=True, exist_ok=True)
     record = Record(sweep, sweep.directory / "study.db")
     SweepRun(sweep, record, place, parallel, said.append).to_its_end()
@@ -255,6 +258,24 @@ def test_a_stop_in_the_last_trial_is_one_too(tmp_path: Path) -> None:
         run_it(sweep, place)
     record, _ = run_it(sweep, Formula())
     assert [trial.state for trial in record.trials] == ["complete"]
+
+
+def test_a_stop_is_answered_and_a_second_one_says_what_it_leaves(tmp_path: Path) -> None:
+    place, looks, said = Formula(), itertools.count(), list[str]()
+
+    def interrupt() -> None:
+        if next(looks) < 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    place.looked = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run_it(sweep_of(tmp_path, trials=2), place, said)
+    assert [line for line in said if line.startswith("[STOP]")] == [
+        "[STOP] 1 trial to save; Ctrl-C again: leave now, losing what they did since they last saved",
+        "[STOP] left at once: the same command takes 1 trial up at the newest checkpoint",
+    ]
+    record, _ = run_it(sweep_of(tmp_path, trials=2), Formula())
+    assert [trial.state for trial in record.trials] == ["complete"] * 2
 
 
 def test_a_trial_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
