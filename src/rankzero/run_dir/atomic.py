@@ -43,7 +43,7 @@ _HINTS = {
     errno.EROFS: "this volume is read-only: {}",
     errno.EACCES: "this user may not write here: {}",
     errno.EPERM: "this user may not write here: {}",
-    errno.ENOENT: "no directory can be made here: {}",
+    errno.ENOENT: "its directory is gone, or cannot be made: {}",
     errno.ENOTDIR: "a file stands where a directory is needed: {}",
     errno.EISDIR: "a directory stands where a file is needed: {}",
     errno.EEXIST: "a file stands where a directory is needed: {}",

@@ -291,8 +291,12 @@ class Lease:
 
     def check(self) -> None:
         """Raise StorageError where another run has taken the directory since: nothing may be committed any more."""
-        if not self._is_mine(current := self.read()):
-            raise self._held(current)
+        if self._is_mine(current := self.read()):
+            return
+        if not current and not there(self.path):
+            hint = "was it removed, or its volume unmounted? The same command continues from what is there"
+            raise StorageError("the run directory is not as this run left it", where=str(self.path.parent), hint=hint)
+        raise self._held(current)
 
     def _is_mine(self, current: dict[str, Any]) -> bool:
         """Also by its name: on a volume without locks two may take the same token."""

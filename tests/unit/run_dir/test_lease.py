@@ -364,3 +364,13 @@ def test_a_lock_that_another_process_keeps_for_ever_is_said_and_keeps_nobody(tmp
         assert 59 < sum(waited) < 61
         lease.release()
     assert json.loads((tmp_path / "lease.json").read_text()) == {"token": 1}
+
+
+def test_a_directory_that_somebody_removed_is_no_other_runs(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "run")
+    lease.acquire()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StorageError, match="run: the run directory is not as this run left it\n  hint: was it removed"):
+        lease.check()
+    lease.release()
+    assert not (tmp_path / "run/lease.json").exists()
