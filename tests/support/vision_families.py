@@ -44,6 +44,16 @@ IDEFICS = (
     "{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}{% endif %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}{% else %}[INST]"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{{ '[IMG]' if p.type == 'image' else p.text }}{% endfor %}{% endif %}[/INST]{% endif %}{% endfor %}"
+)
+NEXT = (
+    "{% for m in messages %}{{ m.role | upper }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ '<image>\n' if p.type == 'image' else p.text }}{% endfor %}{% endif %}"
+    "{{ eos_token if m.role == 'assistant' else ' ' }}{% endfor %}{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
 TILES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
 
 
@@ -132,11 +142,71 @@ def internvl(directory: Path) -> None:
     _write(directory, image, {"processor_class": "InternVLProcessor", "image_seq_length": 4})
 
 
+PIXTRAL_TOWER = {**TOWER, "model_type": "pixtral", "head_dim": 16, "image_size": 56, "patch_size": 7}
+
+
+def pixtral(directory: Path) -> None:
+    """Pixtral: LLaVA's config, with a processor of its own that its files name: rows of tokens, a tag behind each."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    tokenizer = _pixtral_tokenizer()
+    config = LlavaConfig(
+        text_config={"model_type": "mistral", **TEXT, **_ids(tokenizer)},
+        vision_config=PIXTRAL_TOWER,
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_seq_length=1,
+    )
+    _save(directory, LlavaForConditionalGeneration(config), tokenizer, stop="</s>")
+    _write(directory, *_pixtral_images(merge=1))
+
+
+def mistral3(directory: Path) -> None:
+    """Mistral Small 3.1 and later: as Pixtral, with four patches to a token."""
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    tokenizer = _pixtral_tokenizer()
+    config = Mistral3Config(
+        text_config={"model_type": "mistral", **TEXT, **_ids(tokenizer)},
+        vision_config=PIXTRAL_TOWER,
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+    )
+    _save(directory, Mistral3ForConditionalGeneration(config), tokenizer, stop="</s>")
+    _write(directory, *_pixtral_images(merge=2))
+
+
+def llava_next(directory: Path) -> None:
+    """LLaVA-NeXT: the whole image and the tiles of the shape that fits it best, without what pads them."""
+    from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
+
+    tokenizer = tokenizer_with(("<s>", "</s>", "<pad>"), {"image_token": "<image>"}, bos="<s>", eos="</s>")
+    tokenizer.chat_template = NEXT
+    shapes = [[28, 56], [56, 28], [56, 56]]
+    tower = {**TOWER, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 7, "projection_dim": 32}
+    config = LlavaNextConfig(
+        text_config={"model_type": "llama", **TEXT, **_ids(tokenizer)},
+        vision_config=tower,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=shapes,
+    )
+    _save(directory, LlavaNextForConditionalGeneration(config), tokenizer, stop="</s>")
+    sizes = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": shapes}
+    text = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    whole = {"processor_class": "LlavaNextProcessor", "image_token": "<image>", **text}
+    _write(directory, {"image_processor_type": "LlavaNextImageProcessor", **sizes}, whole)
+
+
 FAMILIES: dict[str, Callable[[Path], None]] = {
     "gemma3": gemma3,
     "idefics3": idefics3,
     "smolvlm": smolvlm,
     "internvl": internvl,
+    "llava_next": llava_next,
+    "pixtral": pixtral,
+    "mistral3": mistral3,
 }
 
 
@@ -196,6 +266,20 @@ def _idefics(tokenizer: Any) -> dict[str, Any]:
 def _idefics_images(kind: str) -> dict[str, Any]:
     sizes = {"size": {"longest_edge": 84}, "max_image_size": {"longest_edge": 28}}
     return {"image_processor_type": kind, **sizes, "do_image_splitting": True}
+
+
+def _pixtral_tokenizer() -> Any:
+    tags = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+    tokenizer = tokenizer_with(("<s>", "</s>", "<pad>", "[INST]", "[/INST]"), tags, bos="<s>", eos="</s>")
+    tokenizer.chat_template = MISTRAL
+    return tokenizer
+
+
+def _pixtral_images(merge: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    image = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 56}}
+    tags = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+    whole = {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": merge, **tags}
+    return {**image, "patch_size": {"height": 7, "width": 7}}, whole
 
 
 def _ids(tokenizer: Any) -> dict[str, Any]:

@@ -206,15 +206,21 @@ def kind_of(config: Any, use: ModelUse) -> ModelKind:
     else:
         kind = "causal"
     if (kind != "classifier" and _sees_ahead(config)) or not _has_class(config, kind):
-        what = "no text classifier" if kind == "classifier" else "no model that writes text"
-        hint = "task: classify puts texts into classes" if kind == "causal" else "take another model, or task: sft"
-        raise ConfigError(f"{config.model_type} is {what}", where="model.name", hint=hint)
+        raise ConfigError(f"{config.model_type} is {_NONE[kind][0]}", where="model.name", hint=_NONE[kind][1])
     if kind == "causal" and config.is_encoder_decoder:
         what = f"{config.model_type} is an encoder and a decoder, of which chats would train the decoder alone"
         raise ConfigError(
             what, where="model.name", hint="take a model that is a decoder: Llama, Qwen, Gemma and the like"
         )
     return kind
+
+
+_NONE: dict[ModelKind, tuple[str, str]] = {
+    "causal": ("no model that writes text", "task: classify puts texts into classes"),
+    "classifier": ("no text classifier", "take another model, or task: sft"),
+    "vision": ("no model that writes text from left to right: of a question each token sees all", "take another model"),
+}
+"""Of a config without a class of a kind, or whose tokens see those behind them: what it is not, and what to do."""
 
 
 _SEE_AHEAD = frozenset({"bert-generation", "cpmant", "prophetnet", "xlnet"})

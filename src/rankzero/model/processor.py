@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.image_processing_base import ImageProcessingMixin
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
+from transformers.processing_utils import ProcessorMixin
 
 from rankzero.data.images.decode import require_pillow
 from rankzero.errors import ConfigError
@@ -48,7 +50,11 @@ def image_counts(processor: Any, sizes: Iterable[tuple[int, int]]) -> list[tuple
     if count is None:
         raise ValueError(f"{type(processor).__name__} does not say how many tokens an image becomes")
     wanted = [(height, width) for width, height in sizes]
-    found = count(image_sizes=wanted)
+    try:
+        found = count(image_sizes=wanted)
+    except Exception as error:  # whatever a processor's code makes of settings that it does not know
+        said = f"{type(processor).__name__} cannot say how many tokens an image becomes: {first_line(error)}"
+        raise ValueError(said) from error
     tokens = found.num_image_tokens
     patches = getattr(found, "num_image_patches", None) or [0] * len(wanted)
     return [(int(number), int(of)) for number, of in zip(tokens, patches, strict=True)]
@@ -68,7 +74,7 @@ def _load(directory: str, tokenizer: str, options: dict[str, Any]) -> Any:
         if not hasattr(processor, "image_processor"):
             raise ValueError(f"{type(processor).__name__} has nothing for images")
         return processor
-    known = PROCESSOR_MAPPING[type(config)]
+    known = _named(directory, options) or PROCESSOR_MAPPING[type(config)]
     module = sys.modules.get(known.__module__)
     if module is not None and getattr(module, "num2words", "") is None:
         module.num2words = str  # type: ignore[attr-defined]  # SmolVLM's wants a package that words numbers, for videos
@@ -79,6 +85,15 @@ def _load(directory: str, tokenizer: str, options: dict[str, Any]) -> Any:
     settings, _ = known.get_processor_dict(directory, **options)
     made: Any = type(known.__name__, (_ImagesOnly, known), {})
     return made.from_args_and_dict([parts.get(name) for name in known.get_attributes()], settings)
+
+
+def _named(directory: str, options: dict[str, Any]) -> Any:
+    """The class that its files name, as AutoProcessor looks for it: Pixtral's is not that of its config, LLaVA's. None
+    where they name none that is transformers' own."""
+    processor, _ = ProcessorMixin.get_processor_dict(directory, **options)
+    image, _ = ImageProcessingMixin.get_image_processor_dict(directory, **options)
+    names = [name for one in (processor, image) if (name := one.get("processor_class"))]
+    return processor_class_from_name(names[0]) if names else None
 
 
 def _limit(processor: Any, max_tokens: int) -> None:

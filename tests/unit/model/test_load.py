@@ -105,6 +105,13 @@ def test_a_model_that_sees_what_it_is_to_predict_is_refused(model_type: str, cha
             kind_of(config, "writes")
 
 
+def test_a_model_with_a_two_way_prefix_is_told_what_it_is() -> None:
+    """PaliGemma's text model has the mask of an encoder over the question; task: sft was what was asked."""
+    with pytest.raises(ConfigError, match="paligemma is no model that writes text from left to right") as refused:
+        kind_of(AutoConfig.for_model("paligemma"), "writes")
+    assert refused.value.problems[0].hint == "take another model"
+
+
 def test_what_cannot_classify_says_so() -> None:
     with pytest.raises(ConfigError, match="qwen3_vl is no text classifier"):
         kind_of(CONFIGS["qwen3_vl"](), "classifies")

@@ -193,10 +193,24 @@ def test_missing_files_are_told(qwen: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="nothing is missing")
 def test_a_package_that_a_processor_needs_is_named(llava: Path, tmp_path: Path) -> None:
     shutil.copytree(llava, tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "mistral3"}))
+    file = tmp_path / "model" / "processor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "processor_class": "PixtralProcessor"}))
     with pytest.raises(ConfigError, match="PixtralProcessor requires the Torchvision library") as caught:
         vision_of(tmp_path / "model")
     assert "install that package" in caught.value.problems[0].hint
+
+
+@pytest.mark.parametrize("name", ["processor_config.json", "preprocessor_config.json"])
+def test_the_processor_is_the_one_that_the_files_name(name: str, llava: Path, tmp_path: Path) -> None:
+    """As Pixtral's do beside LLaVA's config: the class of the config laid its images out in another way, or failed."""
+    place = tmp_path / "model"
+    shutil.copytree(llava, place)
+    files = [place / "processor_config.json", place / "preprocessor_config.json"]
+    for wanted, found in (("LlavaNextProcessor",) * 2, ("OfSomebodysOwn", "LlavaProcessor"), (None, "LlavaProcessor")):
+        for file in filter(Path.is_file, files):
+            told = {key: value for key, value in json.loads(file.read_text()).items() if key != "processor_class"}
+            file.write_text(json.dumps({**told, "processor_class": wanted} if file.name == name and wanted else told))
+        assert type(load_processor.__wrapped__(str(place), str(place), False, None)).__name__ == found
 
 
 class TestLayout:
@@ -222,6 +236,15 @@ class TestLayout:
         vision = vision_of(qwen)
         assert vision.rules.decided_by == "counts"
         assert vision.rules.layouts()(64, 96) == ("<|image_pad|>\n", (6,), 7)
+
+    def test_a_count_that_fails(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of settings that its code does not know: it is tried out, as one that has none."""
+
+        def fail(image_sizes: Any) -> Any:
+            return image_sizes["height"]
+
+        monkeypatch.setattr(processor, "_get_num_multimodal_tokens", fail)
+        assert vision_of(qwen).rules.decided_by == "size"
 
     def test_no_count(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(processor, "_get_num_multimodal_tokens", None)

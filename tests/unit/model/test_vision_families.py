@@ -4,6 +4,7 @@ trained, what the model is given, and runs."""
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,7 +92,12 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+def _or_skipped(name: str) -> Any:
+    needs = name in ("pixtral", "mistral3") and find_spec("torchvision") is None
+    return pytest.param(name, marks=pytest.mark.skipif(needs, reason="its processor needs torchvision"))
+
+
+@pytest.fixture(scope="module", params=map(_or_skipped, FAMILIES))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     return Family(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -241,10 +247,11 @@ def test_an_image_that_was_turned_after_it_was_tokenised_is_named(family: Family
     image = path.read_bytes()
     try:
         Image.new("RGB", SIZES[1][::-1]).save(path)
-        if family.name not in ("idefics3", "smolvlm"):  # nothing of what stands in the row is another
+        if family.name in ("gemma3", "internvl"):  # nothing of what stands in the row is another
             assert batch(dataset, np.array([0]), CPU).inputs["pixel_values"].shape[0]
             return
-        with pytest.raises(DataError, match="another shape than when the row was tokenised") as caught:
+        other = "56 image tokens, and were 52" if family.name == "llava_next" else "another shape"
+        with pytest.raises(DataError, match=f"{other} (than )?when the row was tokenised") as caught:
             batch(dataset, np.array([0]), CPU)
     finally:
         path.write_bytes(image)
