@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import TextStreamer
+from transformers.generation.streamers import BaseStreamer
 
 from rankzero.errors import ConfigError
 from rankzero.model.generate import (
@@ -60,13 +60,18 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     return text_of(speaker.tokenizer, written_1T[0, tokens:].tolist())
 
 
-class _Told(TextStreamer):  # type: ignore[misc]
+class _Told(BaseStreamer):  # type: ignore[misc]
     """Passes on the text of each token, once its characters are whole. Where special tokens part reasoning from the
     answer, tags do in what is passed on, as in `text_of`; a message that is neither is passed on with its head."""
 
     def __init__(self, tokenizer: Any, on_text: OnText) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._tell = on_text
+        self._tokenizer, self._tell = tokenizer, on_text
+        self._prompt_is_next = True
+        self._tokens: list[int] = []
+        """Of the answer, or of this message of it."""
+        self._begin = self._told = 0
+        """Of `tokens`: behind which all are passed on, and where the last piece began. A decoder drops a blank before
+        the first token that it is given, which none of these is."""
         added = tokenizer.get_added_vocab()
         self._marks = {added[mark]: mark for mark in _MARKS & added.keys()} if _HEAD in added else {}
         self._head: list[int] | None = None
@@ -77,12 +82,15 @@ class _Told(TextStreamer):  # type: ignore[misc]
 
     def put(self, value: torch.Tensor) -> None:
         """One token of the answer; first the whole prompt."""
-        mark = "" if self.next_tokens_are_prompt else self._marks.get(int(value.reshape(-1)[-1]), "")
+        if self._prompt_is_next:
+            self._prompt_is_next = False
+            return
+        mark = self._marks.get(int(value.reshape(-1)[-1]), "")
         if mark == _HEAD:
             self._flush()
             self._head = []
         elif mark == _TEXT and self._head is not None:
-            self._open(str(self.tokenizer.decode(self._head, skip_special_tokens=True)))
+            self._open(str(self._tokenizer.decode(self._head, skip_special_tokens=True)))
             self._head, self._between = None, False
         elif mark:
             self._flush()
@@ -90,13 +98,24 @@ class _Told(TextStreamer):  # type: ignore[misc]
         elif self._head is not None:
             self._head += value.reshape(-1).tolist()
         elif not self._between:
-            super().put(value)
+            self._tokens += value.reshape(-1).tolist()
+            self._pass_on()
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """One piece; the last one may be empty."""
-        del stream_end
-        if text:
-            self._tell(text)
+    def end(self) -> None:
+        """The answer is over."""
+        self._flush()
+
+    def _pass_on(self, *, all_of_it: bool = False) -> None:
+        """What the tokens since the last piece add to its text; a character whose bytes are not all there waits, unless
+        `all_of_it` is wanted."""
+        before, now = self._decoded(self._tokens[self._begin : self._told]), self._decoded(self._tokens[self._begin :])
+        if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not all_of_it):
+            return
+        self._tell(now[len(before) :])
+        self._begin, self._told = self._told, len(self._tokens)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _open(self, head: str) -> None:
         """A message with this head follows."""
@@ -112,11 +131,12 @@ class _Told(TextStreamer):  # type: ignore[misc]
             self._tell(head)
 
     def _flush(self) -> None:
-        """Pass on what waits for its word to end."""
-        self.end()
-        self.next_tokens_are_prompt = False
+        """Pass on what waits for its bytes; what follows is another text."""
+        self._pass_on(all_of_it=True)
+        self._tokens, self._begin, self._told = [], 0, 0
 
 
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _HEAD, _TEXT = "<|channel|>", "<|message|>"
 _MARKS = frozenset({_HEAD, _TEXT, "<|start|>", "<|end|>", "<|return|>", "<|call|>"})
 """What GPT-OSS puts around the messages of an answer."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import processors
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, processors
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rankzero.data.prompts import Prompt, read_questions
 from rankzero.data.prompts import question as asked_of
@@ -375,6 +375,25 @@ def test_what_is_told_while_it_is_written_is_the_answer(family: str, chat: str) 
     streamer.end()
     assert "".join(pieces).strip() == text_of(tokenizer, written)
     assert max(behind) <= 2
+
+
+def test_lines_keep_their_indentation_while_they_are_written() -> None:
+    """Decoders as Llama-2's, Mistral's and Phi-3's drop a blank before the first token that they are given."""
+    words = ["def", "▁f", "():", "▁▁▁", "▁x", "▁return", "▁-", "▁item", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *words])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    replaced = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(replaced)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>")
+    line, smile = "<0x0A>", [f"<0x{byte:02X}>" for byte in "\N{GRINNING FACE}".encode()]
+    said = ["▁f", "():", line, "▁▁▁", "▁x", line, "▁▁▁", "▁return", *smile, line, "▁-", "▁item", smile[0], "</s>"]
+    pieces, ids = list[str](), [vocab[word] for word in said]
+    streamer = _Told(tokenizer, pieces.append)
+    for value in ([vocab["<s>"], vocab["def"]], *([number] for number in ids)):
+        streamer.put(torch.tensor(value))
+    streamer.end()
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert "".join(pieces) == "f():\n    x\n    return\N{GRINNING FACE}\n - item\N{REPLACEMENT CHARACTER}"
 
 
 def test_several_thoughts_and_a_message_that_is_neither_are_told_too() -> None:
