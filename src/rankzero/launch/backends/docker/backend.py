@@ -39,6 +39,7 @@ from rankzero.launch.backends.docker.reader import reading
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
+from rankzero.launch.silence import SilentError
 from rankzero.launch.survey import Survey
 from rankzero.machine import local_gpus, nvidia_gpus, usable_cores, usable_memory
 from rankzero.wording import counted, listed
@@ -109,8 +110,15 @@ class DockerBackend:
         pods = []
         for one, pod in zip(_begun(containers), evidence.pods, strict=True):
             if has_started(one):
-                lines = recent(self._docker, one["Id"], _source(one), tail=max(log_lines, _LOG_MESSAGE_LINES))
-                logs[pod["metadata"]["name"]] = "\n".join(_stamped(line) for line in lines[-log_lines:])
+                name = pod["metadata"]["name"]
+                try:
+                    lines = recent(self._docker, one["Id"], _source(one), tail=max(log_lines, _LOG_MESSAGE_LINES))
+                except SilentError:
+                    raise
+                except ServiceError as error:  # all else that is known of it is told
+                    logs[name], lines = error.problems[0].what, []
+                else:
+                    logs[name] = "\n".join(_stamped(line) for line in lines[-log_lines:])
                 pod = _with_log_as_message(pod, [line.text for line in lines])
             pods.append(pod)
         return replace(evidence, pods=tuple(pods), logs=logs)

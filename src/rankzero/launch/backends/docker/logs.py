@@ -7,13 +7,13 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO
 
 from rankzero.launch.backend import LogLine
-from rankzero.launch.backends.docker.command import Docker, follow
+from rankzero.launch.backends.docker.command import Docker, follow, refusal
 from rankzero.launch.log_lines import read_stamp
 
 
@@ -29,10 +29,14 @@ class Source:
 def recent(
     docker: Docker, container: str, source: Source, *, since: int | None = None, tail: int | None = None
 ) -> list[LogLine]:
-    """What a container has said up to now."""
-    answer = docker.try_call(*_arguments(container, since, tail))
-    if answer.code != 0:  # removed in between, or never started
-        return []
+    """What a container has said up to now; nothing where it has been removed. Raises as `Docker.call`: of a logging
+    driver that keeps nothing to be read."""
+    arguments = _arguments(container, since, tail)
+    answer = docker.try_call(*arguments)
+    if answer.code != 0:
+        if not docker.inspect(container):
+            return []
+        raise refusal(arguments, answer.err)
     # Both channels come apart here; their stamps put them in order again.
     lines = [_line(source, text) for channel in (answer.out, answer.err) for text in _split(channel)]
     return sorted(lines, key=_time_of)
@@ -41,6 +45,15 @@ def recent(
 def merged(parts: Iterable[Sequence[LogLine]]) -> Iterator[LogLine]:
     """Lines of several containers by time."""
     return heapq.merge(*parts, key=_time_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Behind the last line of a container."""
+
+    identity: str
+    said: str
+    """The last words of docker's own; "": there were none."""
 
 
 Look = Callable[[], tuple[Mapping[str, Source], bool]]
@@ -54,7 +67,7 @@ def followed(
 
     A container that takes the place of one that ended has another id. Those that come later are read from their start.
     """
-    lines: queue.SimpleQueue[LogLine | str] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[LogLine | _Ended] = queue.SimpleQueue()
     streams: dict[str, tuple[subprocess.Popen[bytes], threading.Thread]] = {}
     known, pending = look()
     try:
@@ -62,16 +75,16 @@ def followed(
             streams[identity] = _open(identity, source, lines, since, tail)
         seen = set(known)
         while streams or pending:
-            try:
+            item: LogLine | _Ended | None = None
+            with suppress(queue.Empty):
                 item = lines.get(timeout=poll_seconds)
-            except queue.Empty:
-                item = ""
             if isinstance(item, LogLine):
                 yield item
                 continue
-            if item:
-                _close(*streams.pop(item))
+            failed = item is not None and _close(*streams.pop(item.identity)) != 0
             found, pending = look()
+            if item is not None and failed and item.identity in found:
+                yield _line(found[item.identity], f"docker logs: {item.said}")
             for identity, source in found.items():
                 if identity not in seen:
                     seen.add(identity)
@@ -85,7 +98,7 @@ def followed(
 def _open(
     identity: str,
     source: Source,
-    lines: queue.SimpleQueue[LogLine | str],
+    lines: queue.SimpleQueue[LogLine | _Ended],
     since: int | None = None,
     tail: int | None = None,
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
@@ -95,19 +108,23 @@ def _open(
     return process, thread
 
 
-def _close(process: subprocess.Popen[bytes], thread: threading.Thread) -> None:
-    process.wait()
+def _close(process: subprocess.Popen[bytes], thread: threading.Thread) -> int:
+    code = process.wait()
     thread.join()
+    return code
 
 
-def _read(identity: str, source: Source, output: IO[bytes], lines: queue.SimpleQueue[LogLine | str]) -> None:
-    """Lines without a stamp are docker's own: that the container has been removed meanwhile."""
+def _read(identity: str, source: Source, output: IO[bytes], lines: queue.SimpleQueue[LogLine | _Ended]) -> None:
+    """Lines without a stamp are docker's own: that the container has been removed meanwhile, or cannot be read."""
+    said = ""
     with closing(output):
         for raw in output:
             line = _line(source, raw.decode(errors="replace").rstrip("\n"))
             if line.time is not None:
                 lines.put(line)
-    lines.put(identity)
+            else:
+                said = line.text or said
+    lines.put(_Ended(identity, said))
 
 
 def _arguments(container: str, since: int | None, tail: int | None) -> list[str]:

@@ -132,6 +132,8 @@ def rename(state: dict[str, Any], names: list[str]) -> None:
 def logs(state: dict[str, Any], arguments: list[str]) -> None:
     options, (name,) = parse(arguments)
     container = find(state, name)["Name"].lstrip("/")
+    if why := state["behaviour"].get("unread"):
+        refuse(why)
     lines: list[str] = state["behaviour"].get("says", {}).get(container, [])
     tail = int(options["--tail"][0]) if "--tail" in options else None
     sys.stderr.write("".join(f"{line}\n" for line in (lines if tail is None else lines[-tail:])))

@@ -103,6 +103,27 @@ def test_logs_are_merged_by_time(daemon: Daemon, submit: Submit, backend: Docker
     assert (first.node, first.pod, first.role) == (0, "tiny-0", "node") and first.time is not None
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_logs_that_docker_does_not_read_are_not_silence(
+    there: bool, daemon: Daemon, submit: Submit, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A logging driver that keeps nothing here; what was removed meanwhile says nothing more, and that is all."""
+    daemon.behave(unread="configured logging driver does not support reading")
+    submit()
+    daemon.finish(NODES[0], 0)
+    if not there:
+        monkeypatch.setattr(backend._docker, "inspect", lambda *names: [])
+        assert list(backend.logs("tiny", LogQuery())) == []
+        return
+    with pytest.raises(ServiceError, match="docker logs: .*does not support reading"):
+        list(backend.logs("tiny", LogQuery()))
+    evidence = backend.collect("tiny")
+    assert "does not support reading" in evidence.logs["tiny-0"] and len(evidence.pods) == 2
+    daemon.finish(NODES[1], 0)
+    told = [line.text for line in backend.logs("tiny", LogQuery(follow=True))]
+    assert len(told) == 2 and all("docker logs: " in text and "does not support reading" in text for text in told)
+
+
 def test_following_waits_for_containers_that_are_about_to_start(
     daemon: Daemon, submit: Submit, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
