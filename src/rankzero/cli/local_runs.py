@@ -73,7 +73,7 @@ def as_text(run: RunView, width: int, colour: bool) -> str:
         facts.append(("goodput", str(run.goodput)))
     for label, words in facts:
         lines += labelled(label, words, width)
-    usable = run.phase == "Succeeded" and not run.result_fault
+    usable = run.phase == "Succeeded" and run.has_result and not run.result_fault
     for at, command in enumerate(_what_next(run) if usable else ()):
         lines += labelled("" if at else "next", command, sys.maxsize)  # to be copied: in one line
     return drawn(lines, width, colour)
@@ -91,6 +91,8 @@ def verdict(run: RunView) -> str:
         case "Succeeded" if run.result_fault:
             anew = "makes it anew of what is kept" if run.resumable else "begins again: nothing else is kept"
             return f"trained to its end, but {run.result_fault}; {again} {anew}"
+        case "Succeeded" if not run.has_result:
+            return "trained to its end; this copy has no result: rankzero pull brings it, from where the run is"
         case "Succeeded":
             return "the result is in final/"
         case "Stopped":

@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 
 _OF_STEPS = ("step", "input_wait", "evaluation", "save_wait", "logging", "repeated")
 """Kinds of time that come with steps."""
+_GONE = "final/ is gone"
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
 
@@ -64,6 +65,8 @@ class RunView:
     goodput: Goodput | None
     starts_again: bool = False
     """Whether its launcher, which lives, may start it again."""
+    has_result: bool = True
+    """Whether the result of a run that succeeded is here: a copy may be of its reports alone."""
     result_fault: str = ""
     """Why the result of a run that succeeded is of no use, as far as names and sizes of files say: `final/ is gone`."""
     unread: list[str] = field(default_factory=list)
@@ -105,6 +108,7 @@ class RunView:
             "error": self.error,
             "goodput": None if self.goodput is None else self.goodput.to_json(),
             "starts_again": self.starts_again,
+            "has_result": self.has_result,
             "result_fault": self.result_fault,
             "unread": self.unread,
         }
@@ -121,6 +125,7 @@ def view_run(root: Path) -> RunView:
     newest = next((row for row in rows if _has(row, "loss") and isinstance(row.get("step"), int)), {})
     phase = _phase(root, lease, starts, report, unread)
     fault = _read(lambda: _fault(run_dir.final), "final", unread) if phase == "Succeeded" else None
+    is_copied_without = fault == _GONE and not Lease(root).path.exists()  # whoever trains leaves a lease
     phase = "Unknown" if phase == "Succeeded" and unread else phase
     may_go_on = _may_be_under_way(phase, lease, starts)
     goes_on = may_go_on and phase == "Running" and _is_of_now(Lease(root).path, lease, starts)
@@ -144,7 +149,8 @@ def view_run(root: Path) -> RunView:
         may_go_on=may_go_on,
         goodput=summed_up(starts) if starts else None,
         starts_again=phase in ("Failed", "Stopped", "Killed") and starts_again(lease),
-        result_fault=fault or "",
+        has_result=not is_copied_without,
+        result_fault="" if is_copied_without else fault or "",
         unread=unread,
     )
 
@@ -152,7 +158,7 @@ def view_run(root: Path) -> RunView:
 def _fault(final: Path) -> str:
     """What is wrong with a result; "": nothing. Raises OSError, and NotReadError where nobody can tell."""
     if not there(final):
-        return "final/ is gone"
+        return _GONE
     try:
         verify_directory(final, hashes=False)
     except NotReadError:

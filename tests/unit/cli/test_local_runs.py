@@ -449,6 +449,7 @@ def test_a_result_that_is_of_no_use_is_not_offered(
     (root / "report.json").write_text(json.dumps(report | {"spec": {"task": "sft"}}))
     done = cli(f"status {root}")
     assert "the result is in final/" in done.out and "rankzero chat" in done.out, done.out
+    (root / "lease.json").write_text('{"token": 1}')
     harm(root / "final")
     done = cli(f"status {root} --json")
     assert (json.loads(done.out)["phase"], done.code) == ("Succeeded", 0)
@@ -458,6 +459,18 @@ def test_a_result_that_is_of_no_use_is_not_offered(
     assert f"trained to its end, but {words}" in said and "makes it anew" in said and "rankzero chat" not in said, said
     assert "trained to its end" in cli(f"list {tmp_path}").out
     assert words in read_run(root, time.time()).state.text
+
+
+def test_a_copy_of_reports_alone_is_no_loss(cli: Cli, tmp_path: Path) -> None:
+    """As `rankzero pull --only report` makes it."""
+    root = run_directory(tmp_path / "done")
+    _no_files(root / "final")
+    (root / "lease.json").unlink(missing_ok=True)
+    done = json.loads(cli(f"status {root} --json").out)
+    assert (done["phase"], done["has_result"], done["result_fault"]) == ("Succeeded", False, "")
+    said = " ".join(cli(f"status {root}").out.split())
+    assert "trained to its end; this copy has no result: rankzero pull" in said and "rankzero train" not in said
+    assert read_run(root, time.time()).state.word == "finished"
 
 
 def test_a_result_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
