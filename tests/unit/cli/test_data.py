@@ -446,6 +446,7 @@ class TestConvert:
         assert (
             done.code == 0 and f"2 rows set aside in {aside}" in done.out and len(aside.read_bytes().splitlines()) == 2
         )
+        assert f"  2 rows set aside in {aside}: 1 × " in done.out
         assert cli(f"data check {out}").code == 0
 
     def test_samples(self, cli: Cli, tmp_path: Path) -> None:

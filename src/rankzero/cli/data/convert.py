@@ -79,9 +79,10 @@ def convert(
 
 def _summary(done: Conversion, output: Path, quarantine: Path | None) -> list[str]:
     lines = [f"{done.rows_in:,} rows in, {done.rows_out:,} written to {output}"]
+    why = ", ".join(f"{count:,} × {reason}" for reason, count in done.log.reasons.most_common())
     parts = [
         ("messages became part of a tree", done.merged),
-        (f"rows set aside in {quarantine}", done.quarantined),
+        (f"rows set aside in {quarantine}: {why}", done.quarantined),
         *((f"rows left out: {name.replace('_', ' ')}", count) for name, count in done.dropped.most_common()),
         ("rows more, since one row became several", done.added),
         *((f"rows: {rule}", count) for rule, count in done.rules.most_common()),

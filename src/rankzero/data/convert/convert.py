@@ -29,7 +29,7 @@ from rankzero.data.read.download import origin
 from rankzero.data.read.file_names import data_kind
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
-from rankzero.data.rows.chunks import Chunk, apart, lines, rows_of, select
+from rankzero.data.rows.chunks import DAMAGE, Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, NothingToLearnError, Writer, Written
@@ -111,7 +111,8 @@ def convert(
     """Write all rows of the sources to one file of format `to`; what kind of file follows from its name.
 
     With `quarantine`, rows that cannot be read, or that the format cannot say, go to that file as they stand. Without,
-    they are an error, and nothing is written. Raises DataError, UsageError or StorageError.
+    they are an error, and nothing is written, as of a damaged file always: behind the damage nobody knows of any row.
+    Raises DataError, UsageError or StorageError.
     """
     chosen = container or _container(out)
     writes = _writer(to, chosen)
@@ -140,7 +141,7 @@ def _convert(
     progress: Progress,
 ) -> Conversion:
     """All rows once. Raises OtherPathsError where images need other paths than those of the rows before them got."""
-    result = Conversion()
+    result, damage = Conversion(), list[Problem]()
     with ExitStack() as files:
         aside: IO[bytes] | None = None
         if quarantine and takes_as_it_comes(quarantine):
@@ -152,6 +153,7 @@ def _convert(
             rows_before = result.rows_in
             for chunk, done in _chunks(source, index, read, result):
                 bad = _convert_chunk(chunk, done, source, target, writer, result)
+                damage += _damage(chunk, source, result.rows_in - rows_before)
                 if bad and quarantine:
                     aside = aside or files.enter_context(whole_file(quarantine))
                     _set_aside(chunk, bad, aside, is_table=data_kind(source.path) in ("CSV", "TSV"))
@@ -162,6 +164,8 @@ def _convert(
         writer.close()
         if result.log.total and not quarantine:
             raise result.log.error()
+        if damage:
+            raise DataError(damage)
         if not result.rows_out:
             counts = ", ".join(
                 f"{count} × {name}" for name, count in (result.dropped + result.log.reasons).most_common()
@@ -198,6 +202,14 @@ def _chunks(
         whole = joined.chunks
     for chunk in chain.from_iterable(map(apart, whole)):
         yield chunk, {}
+
+
+def _damage(chunk: Chunk, source: SourceSpec, rows: int) -> Iterator[Problem]:
+    """Where the file of the chunk is damaged from there on; `rows`: of it until the chunk's end."""
+    for problem in chunk.problems.values():
+        if problem.reason in DAMAGE:  # which ends a file, and is no row
+            what = f"{problem.what}; {rows - 1} rows before it were read"
+            yield Problem(what, f"{origin(source.path)}:{problem.line}", problem.hint)
 
 
 def _is_empty(source: SourceSpec) -> bool:

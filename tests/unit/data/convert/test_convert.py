@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
@@ -225,6 +227,33 @@ class TestQuarantine:
         with pytest.raises(DataError, match="no row is left"):
             run([{"zzz": 1}], "messages", tmp_path, quarantine=aside, overwrite=True)
         assert aside.read_text() == "before"
+
+    @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.json", "in.csv", "in.parquet"])
+    def test_the_rest_of_a_damaged_file_is_no_row(self, tmp_path: Path, name: str) -> None:
+        """Nobody knows how many are behind that place: one line that is set aside does not say that half are gone."""
+        path, drawn = tmp_path / name, random.Random(3)
+        rows = [{"prompt": f"q{i}", "completion": drawn.randbytes(500).hex()} for i in range(4000)]
+        if name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2 : len(data) // 2 + 400] = b"\xff" * 400
+            path.write_bytes(data)
+        elif name.endswith(".csv"):
+            table = [f"{row['prompt']},{row['completion']}\n" for row in rows]
+            path.write_text("".join(["prompt,completion\n", *table[:2000], 'q,"open\n', *table[2000:]]))
+        elif name.endswith(".gz"):
+            packed = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+            path.write_bytes(packed[: len(packed) // 2])
+        else:
+            path.write_text(json.dumps(rows)[:-100_000])
+        good = write_rows(tmp_path / "good.jsonl", [*rows, {"zzz": 1}])
+        out, aside = tmp_path / "out.jsonl", tmp_path / "aside.jsonl"
+        with pytest.raises(DataError, match=r"; \d+ rows before it were read") as caught:
+            convert([SourceSpec(path=str(path)), good], out, "messages", quarantine=aside)
+        (problem,) = caught.value.problems
+        assert problem.where.startswith(str(path)) and not out.exists() and not aside.exists()
+        if name.endswith(".csv"):
+            assert "; 2000 rows" in problem.what
 
     def test_a_pipe_gets_them_when_all_else_is_written(self, tmp_path: Path) -> None:
         """Who reads both in turn waits for nothing, and rows that are read twice are set aside once."""
