@@ -200,6 +200,12 @@ class TestWhatATargetCannotSay:
         for to in ("sharegpt", "alpaca"):
             assert not run([one], to, tmp_path, f"{to}.jsonl")[0].rules
 
+    def test_an_image_of_an_answer_does_not_become_the_question_s(self, tmp_path: Path) -> None:
+        drawn = [{"type": "text", "text": "here: "}, {"type": "image", "image": "1.png"}]
+        row = {"messages": [{"role": "user", "content": "draw"}, {"role": "assistant", "content": drawn}]}
+        with pytest.raises(DataError, match="all images are in answers beside text"):
+            run([row], "sharegpt", tmp_path)
+
     def test_openai_is_told_of_paths(self, tmp_path: Path) -> None:
         asked = chat(("user", "<image>q"), ("assistant", "a"))
         rows = [asked | {"images": [image]} for image in ("1.png", "https://x/1.png", "data:image/png;base64,AA")]

@@ -183,6 +183,11 @@ def _bot(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+_IMAGE = {"type": "image", "image": "a.png"}
 _CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a":null,"b":12345678901234567890123}'}}
 ANY = [
     *(row for rows in ROWS.values() for row in rows),
@@ -194,6 +199,11 @@ ANY = [
         "tools": [TOOL],
     },
     {"messages": [_user("<image> what <image>?"), _bot("two")], "images": ["a.png", "b.png"]},
+    {"messages": [_user("draw"), _bot([_IMAGE])]},
+    {"messages": [_user("draw"), _bot([_text("here: "), _IMAGE, _text(" done")])]},
+    {"messages": [_user([_IMAGE]), _bot([_text("more: "), _IMAGE]), _user("q"), _bot("a")]},
+    {"messages": [_user("draw"), _bot([_IMAGE]), _user("once more"), _bot([_IMAGE, _text(" here")])]},
+    {"messages": [_bot([_text("look: "), _IMAGE])]},
     {"prompt": [_user("q"), _bot("x"), _user("q2")], "completion": [_bot("a"), _user("u"), _bot("b")]},
     {"prompt": "p ", "completion": " c", "id": 7},
     {

@@ -119,9 +119,8 @@ _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "obser
 def to_row(conversation: Conversation) -> Written:
     """from and value; no per-turn loss, no ids of tool calls, no text beside a call."""
     turns, rules = plain_turns(conversation, "sharegpt")
-    if conversation.images and any(TAG in turn.content for turn in turns):
-        what = f"a text has {TAG} as text beside images, and sharegpt would take it for an image"
-        raise CannotSayError("image tag as text", what)
+    if conversation.images:
+        _require_tags_found(turns)
     rules = (*rules, *_without_loss(turns))
     rows = []
     waiting: list[str | None] = []
@@ -149,6 +148,17 @@ def to_row(conversation: Conversation) -> Written:
         rules = (*rules, CALL_IDS)
     images = {"images": list(conversation.images)} if conversation.images else {}
     return {"conversations": rows, **images, **beside(conversation)}, rules
+
+
+def _require_tags_found(turns: Sequence[Message]) -> None:
+    """Raise where tags would not be read as the images that they stand for, or texts would."""
+    if any(TAG in turn.content for turn in turns):
+        what = f"a text has {TAG} as text beside images, and sharegpt would take it for an image"
+        raise CannotSayError("image tag as text", what)
+    said = all(turn.role == "assistant" and turn.content.strip() for turn in turns if turn.image_offsets)
+    if said and any(turn.role == "user" for turn in turns):
+        what = f"all images are in answers beside text, where {TAG} is read as text"
+        raise CannotSayError("images in answers alone", what, "use --as messages, which has content parts")
 
 
 def _without_loss(turns: Sequence[Message]) -> tuple[str, ...]:
