@@ -206,6 +206,15 @@ class TestWhatATargetCannotSay:
         with pytest.raises(DataError, match="all images are in answers beside text"):
             run([row], "sharegpt", tmp_path)
 
+    @pytest.mark.parametrize(("to", "name"), [("openai", "a.jsonl"), ("sharegpt", "b.parquet"), ("alpaca", "c.csv")])
+    def test_reasoning_that_closes_itself_does_not_become_the_answer(self, tmp_path: Path, to: str, name: str) -> None:
+        row = user_assistant("What closes a think block?", "A tag.")
+        row["messages"][1]["reasoning_content"] = "The tag is </think>. I say so."
+        with pytest.raises(DataError, match=f"{to} has reasoning as text, which would end at its own </think>"):
+            run([row], to, tmp_path, name)
+        row["messages"][1]["reasoning_content"] = "\nA tag.\n"
+        assert run([row], to, tmp_path, name)[0].rows_out == 1
+
     def test_openai_is_told_of_paths(self, tmp_path: Path) -> None:
         asked = chat(("user", "<image>q"), ("assistant", "a"))
         rows = [asked | {"images": [image]} for image in ("1.png", "https://x/1.png", "data:image/png;base64,AA")]

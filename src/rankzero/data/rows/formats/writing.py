@@ -46,8 +46,17 @@ def plain_turns(conversation: Conversation, target: str) -> tuple[Sequence[Messa
     if any(turn.weight != 1 for turn in turns):
         raise CannotSayError("per-turn weight", f"{target} cannot say how much a turn counts", "use --as messages")
     if any(turn.reasoning for turn in turns):
-        return tuple(turn.with_thought_in_text() for turn in turns), (*rules, REASONING_AS_TEXT)
+        written = tuple(turn.with_thought_in_text() for turn in turns)
+        if list(map(_apart, written)) != list(map(_apart, turns)):
+            what = f"{target} has reasoning as text, which would end at its own </think>"
+            raise CannotSayError("reasoning that closes itself", what, "use --as messages")
+        return written, (*rules, REASONING_AS_TEXT)
     return turns, rules
+
+
+def _apart(turn: Message) -> tuple[str, str]:
+    """What a turn's reasoning and its answer are once it is read, but for the line breaks between the two."""
+    return turn.thought.strip("\n"), turn.answer.lstrip("\n")
 
 
 def one_round(conversation: Conversation, target: str, *, system: bool) -> tuple[list[Message], tuple[str, ...]]:
