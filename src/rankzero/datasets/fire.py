@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rankzero.data.rows.formats.unread import Reads
 from rankzero.datasets.fire_rows import IMAGE_TAG, Round, Trajectory, read_trajectory
 from rankzero.datasets.tally import Converted, Dropped, Tally
 
@@ -30,6 +31,12 @@ Shape = Literal["flattened", "multi-turn"]
 
 HUB_ID = "PengxiangLi/FIRE"
 FILE_NAME = "fire_bc_{split}.jsonl"
+READS: Reads = {
+    **dict.fromkeys(("id", "image", "images", "groundtruth", "raw"), {}),
+    "question": {"value": {}},
+    "conversations": {"from": {}, "role": {}, "type": {}, "value": {}},
+}
+"""With what is left out on purpose."""
 
 _GAP = "attempts without feedback between them"
 

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from rankzero.data.images.layout import image_key
 from rankzero.data.images.paths import normalised, refusal
 from rankzero.data.rows.formats.json_text import write_text
+from rankzero.data.rows.formats.unread import Reads, unread_of
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store
@@ -48,6 +49,8 @@ class Recipe:
     convert: Callable[[Mapping[str, Any], Tally], Converted | Dropped]
     needs_image: bool
     """Whether a row without an image is dropped."""
+    reads: Reads
+    """The keys of raw rows that are read, or left out on purpose. Of rows that are used all others are counted."""
     choices: Mapping[str, Any] = field(default_factory=dict)
     """What else was chosen, for `stats.json`."""
 
@@ -198,12 +201,13 @@ class _Split:
             return Dropped(value.reason, value.what)
         if not isinstance(value, dict):
             return Dropped("not an object", f"the row is {kind(value)}")
-        image = value.get("image") or None
-        if image is not None and not isinstance(image, str):
-            return Dropped("image is not a path", f"`image` is {kind(image)}")
+        image = _image_in(value)
+        if isinstance(image, Dropped):
+            return image
         if image is None and self._recipe.needs_image:
             return Dropped("no image", "the row names no image")
-        converted = self._recipe.convert(value, tally)
+        tally.keys_not_read.update(set(unread_of(value, self._recipe.reads)))
+        converted = self._recipe.convert({**value, "image": image}, tally)
         return converted if isinstance(converted, Dropped) else (converted, image)
 
     def _outcome(self, number: int, value: Any) -> tuple[list[dict[str, Any]], str] | Dropped:
@@ -249,6 +253,18 @@ class _Split:
             "sources": {name: counts.as_json(name) for name, counts in sorted(self._located.sources.items())},
             "stores": [{"place": store.label, **_seen(store)} for store in stores],
         }
+
+
+def _image_in(row: Mapping[str, Any]) -> str | None | Dropped:
+    """The path that a row names as its `image`, or as the only one in `images`."""
+    image, images = row.get("image") or None, row.get("images") or []
+    paths = [path for path in (images if isinstance(images, list) else [images]) if path]
+    named = [image, *paths] if image else paths
+    if bad := [one for one in named if not isinstance(one, str)]:
+        return Dropped("image is not a path", f"the row's image is {kind(bad[0])}")
+    if len(paths) > 1 or len(set(named)) > 1:
+        return Dropped("more than one image", f"the row names {', '.join(named[:4])}")
+    return named[0] if named else None
 
 
 def _first_keys(contents: Mapping[str, str]) -> dict[str, str]:

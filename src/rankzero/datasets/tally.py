@@ -44,6 +44,8 @@ class Tally:
     steps_dropped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     """What was changed or left out inside rows that are used, by rule."""
+    keys_not_read: Counter[str] = field(default_factory=Counter)
+    """Of rows that are used, with those of their turns."""
     histograms: dict[str, Counter[str]] = field(default_factory=dict)
     """Of rows that are used."""
     written: Counter[str] = field(default_factory=Counter)
@@ -75,6 +77,7 @@ class Tally:
         for name, counts in row.histograms.items():
             self.histogram(name).update(counts if used else ())
         self.notes.update(row.notes if used else ())
+        self.keys_not_read.update(row.keys_not_read if used else ())
 
     @property
     def accounted(self) -> bool:
@@ -93,6 +96,7 @@ class Tally:
             "rows_out": self.written.total(),
             "written": dict(self.written),
             "changes_inside_rows": dict(self.notes.most_common()),
+            "keys_not_read": dict(self.keys_not_read.most_common()),
             **{name: dict(sorted(counts.items(), key=_by_number)) for name, counts in self.histograms.items()},
         }
 

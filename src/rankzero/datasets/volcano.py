@@ -21,12 +21,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rankzero.data.rows.formats.unread import Reads
 from rankzero.data.rows.problems import kind
 from rankzero.datasets.fire_rows import IMAGE_TAG
 from rankzero.datasets.tally import Converted, Dropped, Tally
 
 HUB_ID = "kaist-ai/volcano-train"
 FILE_NAME = "volcano_{split}.jsonl"
+
+READS: Reads = {"id": {}, "image": {}, "images": {}, "conversations": {"from": {}, "value": {}}}
 
 _CRITIQUE = "Generate the feedback given initial answer referring to question and image."
 _REVISE = "Adjust the initial response considering the feedback and image."

@@ -20,12 +20,15 @@ from rankzero.datasets.images.resolve import ImageSettings
 from rankzero.datasets.images.stores import open_store
 from rankzero.datasets.raw import find_inputs
 from rankzero.errors import DataError, StorageError, UsageError
-from tests.unit.datasets.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
+from tests.unit.datasets.support import fire_row, llava_row, many_fire_rows, read_jsonl, trajectory, write_array
 
 
 def fire_recipe(policy: fire.FirePolicy | None = None) -> Recipe:
     convert = partial(fire.convert, policy=policy or fire.FirePolicy())
-    return Recipe("fire", fire.FILE_NAME, convert, needs_image=True)
+    return Recipe("fire", fire.FILE_NAME, convert, needs_image=True, reads=fire.READS)
+
+
+VOLCANO = Recipe("volcano", volcano.FILE_NAME, volcano.convert, needs_image=False, reads=volcano.READS)
 
 
 def frame(tmp_path: Path, **choices: Any) -> FrameSettings:
@@ -222,8 +225,7 @@ def test_volcano_text_rows_are_groups_of_their_own(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}]
     rows = [{"id": i, "conversations": turns} | ({"image": f"gqa/images/{i}.jpg"} if i % 2 else {}) for i in range(100)]
     raw = write_array(tmp_path / "raw.json", rows)
-    recipe = Recipe("volcano", volcano.FILE_NAME, volcano.convert, needs_image=False)
-    stats = run(recipe, {"train": [raw]}, frame(tmp_path, skip_images=True, eval_fraction=0.1))["splits"]["train"]
+    stats = run(VOLCANO, {"train": [raw]}, frame(tmp_path, skip_images=True, eval_fraction=0.1))["splits"]["train"]
     assert stats["kinds"] == {"answer": 50, "text": 50} and stats["rows_out"] == 100
     assert sum(stats["written"].values()) == 100 and stats["written"]["volcano_eval.jsonl"] == 10
     text = [row for row in read_jsonl(tmp_path / "out/volcano_train.jsonl") if "images" not in row]
@@ -235,7 +237,48 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from(["id", "image", "question", "conversations", "raw", "groundtruth"])
+
+
+def chat_row(name: str, asked: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, "conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": "a cat"}], **more}
+
+
+def test_a_list_of_one_image_is_the_image(tmp_path: Path) -> None:
+    """As text it would be a question of a tag that stands for nothing, whose image is lost without a word."""
+    rows = [
+        chat_row("a", "<image>\nWhat?", images=["z.jpg"]),
+        chat_row("b", "What?", images="z.jpg", image="z.jpg"),
+        chat_row("c", "What is <image>?", images=[], image=None),
+        chat_row("d", "<image>\nWhat?", images=["y.jpg", "z.jpg"]),
+        chat_row("e", "<image>\nWhat?", images=["y.jpg"], image="z.jpg"),
+        chat_row("f", "<image>\nWhat?", images=[{"bytes": "AA"}]),
+        chat_row("g", "<image>\nWhat?", image=["z.jpg"]),
+    ]
+    raw = write_array(tmp_path / "raw.json", rows)
+    stats = run(VOLCANO, {"train": [raw]}, frame(tmp_path, skip_images=True))["splits"]["train"]
+    assert stats["kinds"] == {"answer": 2, "text": 1} and stats["changes_inside_rows"] == {"<image> tag put first": 1}
+    assert stats["rows_dropped"] == {"more than one image": 2, "image is not a path": 2} and not stats["keys_not_read"]
+    written = read_jsonl(tmp_path / "out/volcano_train.jsonl")
+    assert [row.get("images") for row in written] == [["z.jpg"], ["z.jpg"], None]
+    fires = [fire_row("a", None, trajectory(1)) | {"images": ["coco/1.jpg"]}]
+    assert run_fire(tmp_path, fires, skip_images=True)["rows_used"] == 1
+
+
+def test_keys_that_nobody_reads_are_counted(tmp_path: Path) -> None:
+    rows = [chat_row("a", "Why?", weight=0.5, source=""), chat_row("b", "Why?", source="x")]
+    rows[0]["conversations"][1]["loss"] = False
+    rows.append(chat_row("c", "Why?", weight=2, conversations=[]))
+    raw = write_array(tmp_path / "raw.json", rows)
+    stats = run(VOLCANO, {"train": [raw]}, frame(tmp_path, skip_images=True))["splits"]["train"]
+    assert stats["keys_not_read"] == {"weight": 1, "conversations[].loss": 1, "source": 1}, "of rows that are used"
+    fires = [make("a", "coco/1.jpg", trajectory(2)) for make in (fire_row, llava_row)]
+    fires[0]["conversations"][0]["tokens"] = 5
+    fires[0]["question"]["lang"] = "en"
+    stats = run_fire(tmp_path, fires, skip_images=True)
+    assert stats["keys_not_read"] == {"conversations[].tokens": 1, "question.lang": 1}
+
+
+KEYS = st.sampled_from(["id", "image", "images", "question", "conversations", "raw", "groundtruth"])
 ODD_ROWS = st.dictionaries(KEYS, JSON, max_size=6)
 
 
@@ -243,8 +286,7 @@ ODD_ROWS = st.dictionaries(KEYS, JSON, max_size=6)
 @given(odd=st.lists(JSON | ODD_ROWS, max_size=8), kind=st.sampled_from(["fire", "volcano"]))
 def test_whatever_the_rows_are_they_are_accounted_for(odd: list[Any], kind: str, tmp_path: Path) -> None:
     raw = write_array(tmp_path / "raw.json", [fire_row("good", "gqa/1.jpg", trajectory(2)), *odd])
-    volcano_recipe = Recipe("volcano", volcano.FILE_NAME, volcano.convert, needs_image=False)
-    recipe = fire_recipe() if kind == "fire" else volcano_recipe
+    recipe = fire_recipe() if kind == "fire" else VOLCANO
     name = "stats.json"
     try:
         run(recipe, {"train": [raw]}, frame(tmp_path, skip_images=True))

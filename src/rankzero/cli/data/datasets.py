@@ -16,6 +16,7 @@ import typer
 
 from rankzero.api.installed import require_data
 from rankzero.errors import Problem, RankzeroError, UsageError
+from rankzero.wording import named_keys
 
 if TYPE_CHECKING:
     from rankzero.datasets.frame import FrameSettings, Recipe
@@ -143,7 +144,7 @@ def fire(
     )
     policy = recipe.FirePolicy(max_history_rounds, skip_first, min_score, final_only, shape, raw_feedback)
     convert = partial(recipe.convert, policy=policy)
-    frame = Recipe("fire", recipe.FILE_NAME, convert, needs_image=True, choices=asdict(policy))
+    frame = Recipe("fire", recipe.FILE_NAME, convert, needs_image=True, reads=recipe.READS, choices=asdict(policy))
     _run(frame, raw or [], _names(splits), recipe.HUB_ID, settings, images or [])
 
 
@@ -184,7 +185,7 @@ def volcano(
         max_pixels,
         workers,
     )
-    frame = Recipe("volcano", recipe.FILE_NAME, recipe.convert, needs_image=False)
+    frame = Recipe("volcano", recipe.FILE_NAME, recipe.convert, needs_image=False, reads=recipe.READS)
     _run(frame, raw or [], _names([split]), recipe.HUB_ID, settings, images or [])
 
 
@@ -255,6 +256,8 @@ def _summary(stats: dict[str, Any], settings: FrameSettings) -> str:
             if dropped := counts.get(what):
                 rules = ", ".join(f"{count:,} {rule}" for rule, count in dropped.items())
                 lines.append(f"  {unit}: {rules}")
+        if unread := counts["keys_not_read"]:
+            lines.append(f"  keys that are not read: {', '.join(named_keys(unread))}")
         if kinds := counts.get("kinds"):
             lines.append("  kinds: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
         for source, images in counts["images"].get("sources", {}).items():

@@ -67,7 +67,7 @@ def unread_inside(item: Mapping[str, Any]) -> set[str]:
     for key, value in item.items():
         if key in ("content", "parts") and isinstance(value, list):
             parts = [part for part in value if isinstance(part, Mapping)]
-            found.update(f"{key}[].{one}" for part in parts for one in _unread(part, _reads(part)))
+            found.update(f"{key}[].{one}" for part in parts for one in unread_of(part, _reads(part)))
         elif key in ("tool_calls", "function_call") and value:
             found.update(_below(key, _json(value), _CALL))
     return found
@@ -98,7 +98,8 @@ def _reads(part: Mapping[str, Any]) -> Reads:
     return _TYPED.get(name, _WHOLE) if isinstance(name, str) else _UNTYPED
 
 
-def _unread(value: Mapping[str, Any], reads: Reads) -> Iterable[str]:
+def unread_of(value: Mapping[str, Any], reads: Reads) -> Iterable[str]:
+    """The unread keys of an object and of what is in it, by their paths."""
     for key, inner in value.items() if reads else ():
         if key not in reads:
             if inner is not None and inner not in ("", [], {}):
@@ -109,8 +110,8 @@ def _unread(value: Mapping[str, Any], reads: Reads) -> Iterable[str]:
 
 def _below(key: str, value: object, reads: Reads) -> Iterable[str]:
     if isinstance(value, Mapping):
-        yield from (f"{key}.{one}" for one in _unread(value, reads))
+        yield from (f"{key}.{one}" for one in unread_of(value, reads))
     for item in value if isinstance(value, list) else ():
         # Answers of tools are texts, or JSON that is read whole.
         if isinstance(item, Mapping) and (reads is not _TEXT or isinstance(item.get("text"), str)):
-            yield from (f"{key}[].{one}" for one in _unread(item, reads))
+            yield from (f"{key}[].{one}" for one in unread_of(item, reads))
