@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rankzero.data.convert.convert import convert
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS
-from rankzero.data.rows.formats.sharegpt import CALL_IDS
+from rankzero.data.rows.formats.sharegpt import CALL_IDS, CALLS_JOINED
 from rankzero.data.rows.formats.writing import REASONING_AS_TEXT
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
@@ -104,6 +104,23 @@ class TestThereAndBack:
         assert [turn["from"] for turn in read_rows(out)[0]["conversations"]] == [
             *("system", "human", "function_call", "observation", "gpt")
         ]
+
+    def test_calls_that_sharegpt_joins_with_the_turn_before_are_counted(self, tmp_path: Path) -> None:
+        """Each pair is one turn once it is read, which a chat template writes in another way."""
+        calling, answer = _bot("", tool_calls=[_CALL]), {"role": "tool", "content": "3"}
+        for name, before in (("text", _bot("Let me look.")), ("call", calling)):
+            row = {"messages": [_user("q"), before, calling, answer, *([answer] * (before is calling)), _bot("z")]}
+            result, out = run([row | {"tools": [TOOL]}], "sharegpt", tmp_path, f"{name}.jsonl")
+            (read,) = conversations(out)
+            assert result.rules == {CALLS_JOINED: 1}
+            assert [turn.role for turn in read.messages if turn.role != "tool"] == ["user", "assistant", "assistant"]
+            assert len(read.messages[1].tool_calls) == 1 + (before is calling)
+        named = [_bot("", tool_calls=[_CALL | {"id": name}]) for name in "ab"]
+        second = {"messages": [_user("q"), *named, answer | {"tool_call_id": "b"}, _bot("z")]}
+        with pytest.raises(DataError, match="cannot say which call a tool answers"):
+            run([second | {"tools": [TOOL]}], "sharegpt", tmp_path, "second.jsonl")
+        apart = [_user("q"), calling, answer, calling, answer, _bot("z")]
+        assert not run([{"messages": apart, "tools": [TOOL]}], "sharegpt", tmp_path, "apart.jsonl")[0].rules
 
     @pytest.mark.parametrize("name", ["preference", "classification", "text"])
     def test_formats_of_their_own(self, tmp_path: Path, name: str) -> None:
@@ -202,6 +219,7 @@ ANY = [
         "messages": [_user("q"), _bot("", tool_calls=[_CALL]), {"role": "tool", "content": ""}, _bot("z")],
         "tools": [TOOL],
     },
+    {"messages": [_user("q"), _bot("look"), _bot("", tool_calls=[_CALL]), {"role": "tool", "content": ""}, _bot("z")]},
     {"messages": [_user("<image> what <image>?"), _bot("two")], "images": ["a.png", "b.png"]},
     {"messages": [_user("draw"), _bot([_IMAGE])]},
     {"messages": [_user("draw"), _bot([_text("here: "), _IMAGE, _text(" done")])]},

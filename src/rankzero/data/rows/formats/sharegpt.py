@@ -30,6 +30,7 @@ SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "
 
 ASSISTANT_FIRST = "the assistant speaks first"
 LOSS_LEFT_OUT = "`loss: true` of all answers before the last is left out: it matters with train_on: last_turn alone"
+CALLS_JOINED = "tool calls right behind an assistant turn become part of it"
 CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
 PAIRS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
@@ -114,6 +115,7 @@ def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
 
 
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+_ANSWERS = ("gpt", "function_call")
 
 
 def to_row(conversation: Conversation) -> Written:
@@ -122,7 +124,7 @@ def to_row(conversation: Conversation) -> Written:
     if conversation.images:
         _require_tags_found(turns)
     rules = (*rules, *_without_loss(turns))
-    rows = []
+    rows: list[dict[str, str]] = []
     waiting: list[str | None] = []
     for turn in turns:
         if turn.role not in _FROM:
@@ -134,8 +136,12 @@ def to_row(conversation: Conversation) -> Written:
                 raise CannotSayError("text beside a tool call", "sharegpt has no place for text beside a tool call")
             calls = [dict(call["function"]) for call in turn.tool_calls]
             value = write_text(calls if len(calls) > 1 else calls[0])
+            if rows and rows[-1]["from"] in _ANSWERS:  # which is how such a turn is read
+                rules = (*rules, CALLS_JOINED) if CALLS_JOINED not in rules else rules
+            else:
+                waiting = []
             rows.append({"from": "function_call", "value": value})
-            waiting = [call.get("id") for call in turn.tool_calls]
+            waiting += [call.get("id") for call in turn.tool_calls]
             continue
         if turn.role == "tool":
             expected = waiting.pop(0) if waiting else None
