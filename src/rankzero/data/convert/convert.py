@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from rankzero.data.cache.selection import chosen
 from rankzero.data.convert.image_paths import ImagePaths, OtherPathsError
-from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, refused, unplaced
+from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, refused, unplaced, writing
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
 from rankzero.data.read.file_names import data_kind
@@ -148,7 +148,8 @@ def _convert(
             aside = files.enter_context(_handed_on(quarantine))
         elif quarantine and quarantine.exists():  # rows of an earlier run do not stay there
             aside = files.enter_context(whole_file(quarantine))
-        writer = opener(target.container, target.writes)(files.enter_context(whole_file(out)))
+        file = files.enter_context(whole_file(out))
+        writer = files.enter_context(writing(file, target.container, target.writes))
         for index, source in enumerate(sources):
             rows_before = result.rows_in
             for chunk, done in _chunks(source, index, read, result):
@@ -161,7 +162,6 @@ def _convert(
             if result.rows_in == rows_before and _is_empty(source):  # and not one that a sample drew nothing of
                 result.log.add(origin(source.path), [NO_ROWS])
                 raise result.log.error()
-        writer.close()
         if result.log.total and not quarantine:
             raise result.log.error()
         if damage:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any, Literal, Protocol
 
 import pyarrow as pa
@@ -29,10 +30,11 @@ _BATCH_BYTES = 32 << 20
 
 
 class RowWriter(Protocol):
-    """Takes rows until it is closed."""
+    """Takes rows until it is closed, or given up, which hands its file back as it is."""
 
     def write(self, row: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
+    def give_up(self) -> None: ...
 
 
 class JsonLines:
@@ -47,6 +49,8 @@ class JsonLines:
 
     def close(self) -> None:
         """Nothing is left to write."""
+
+    give_up = close
 
 
 class Table:
@@ -66,6 +70,27 @@ class Table:
         """Hand the file back."""
         self._text.detach()
 
+    give_up = close
+
+
+class _Sink(io.RawIOBase):
+    """Hands a file what is written until it is cut. pyarrow writes to it even where its writer is thrown away."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file: IO[bytes] | None = file
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """All of it."""
+        return len(data) if self._file is None else self._file.write(data)
+
+    def cut(self) -> None:
+        """Nothing more reaches the file."""
+        self._file = None
+
 
 class Parquet:
     """Columns, some thousand rows or megabytes at a time."""
@@ -73,7 +98,8 @@ class Parquet:
     def __init__(self, file: IO[bytes], columns: Mapping[str, Column]) -> None:
         self._columns = columns
         self._schema = pa.schema([(name, _type(column)) for name, column in columns.items()])
-        self._writer = pq.ParquetWriter(file, self._schema)
+        self._sink = _Sink(file)
+        self._writer = pq.ParquetWriter(self._sink, self._schema)
         self._rows: list[Any] = []
         self._size = 0
 
@@ -93,6 +119,11 @@ class Parquet:
         """Write the last rows and the footer."""
         if self._rows:
             self._flush()
+        self._writer.close()
+
+    def give_up(self) -> None:
+        """Without a footer, which would make half of the rows a whole file for who reads them from a pipe."""
+        self._sink.cut()
         self._writer.close()
 
 
@@ -149,10 +180,20 @@ def refused(row: Mapping[str, Any], container: Container) -> tuple[str, str] | N
     return None
 
 
-def opener(container: Container, writes: Writer) -> Callable[[IO[bytes]], RowWriter]:
-    """What makes a writer of an open file."""
+@contextmanager
+def writing(file: IO[bytes], container: Container, writes: Writer) -> Iterator[RowWriter]:
+    """What takes rows into an open file: closed in the end, and given up where the block ends with an error."""
+    writer = _writer(file, container, writes)
+    with ExitStack() as failed:
+        failed.callback(writer.give_up)
+        yield writer
+        writer.close()
+        failed.pop_all()
+
+
+def _writer(file: IO[bytes], container: Container, writes: Writer) -> RowWriter:
     if container == "jsonl":
-        return JsonLines
+        return JsonLines(file)
     if container == "parquet":
-        return lambda file: Parquet(file, writes.columns)
-    return lambda file: Table(file, tuple(writes.columns), "," if container == "csv" else "\t")
+        return Parquet(file, writes.columns)
+    return Table(file, tuple(writes.columns), "," if container == "csv" else "\t")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 import random
 import re
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -324,6 +326,31 @@ class TestFiles:
         run([row] * 7, "messages", tmp_path, "out.parquet")
         groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
         assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [3, 3, 1]
+
+    @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+    def test_a_parquet_file_that_is_begun_anew_or_given_up_says_nothing_of_it(self, tmp_path: Path) -> None:
+        sources = []
+        for name in "ab":  # images of two folders: their paths are known to need others with the second one
+            (tmp_path / name).mkdir()
+            shown = user_assistant("<image>q", "a") | {"images": ["1.png"]}
+            (tmp_path / name / "1.png").write_bytes(b"x")
+            sources.append(write_rows(tmp_path / name / "in.jsonl", [shown]))
+        assert convert(sources, tmp_path / "out.parquet", "messages").rows_out == 2
+        assert pq.read_table(tmp_path / "out.parquet").num_rows == 2
+        with pytest.raises(DataError):
+            run([user_assistant("q", "a"), {"zzz": 1}], "messages", tmp_path, "bad.parquet")
+        gc.collect()
+
+    def test_a_parquet_file_into_a_pipe_has_an_end_where_it_is_whole(self, tmp_path: Path) -> None:
+        for rows, whole in (([user_assistant("q", "a")] * 3000, True), ([user_assistant("q", "a"), {"zzz": 1}], False)):
+            pipe, taken = tmp_path / f"{whole}.parquet", list[bytes]()
+            os.mkfifo(pipe)
+            reader = threading.Thread(target=lambda pipe=pipe, taken=taken: taken.append(pipe.read_bytes()))
+            reader.start()
+            with nullcontext() if whole else pytest.raises(DataError):
+                run(rows, "messages", tmp_path, pipe.name)
+            reader.join()
+            assert taken[0].startswith(b"PAR1") and (len(taken[0]) > 4 and taken[0].endswith(b"PAR1")) is whole
 
     def test_parquet_of_turns_with_reasoning_and_weights(self, tmp_path: Path) -> None:
         row = user_assistant("q", "a", "r", "b")
