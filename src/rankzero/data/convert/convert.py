@@ -32,8 +32,9 @@ from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require
 from rankzero.data.rows.chunks import DAMAGE, Chunk, apart, lines, rows_of, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, WRITERS, check_columns
+from rankzero.data.rows.formats.fields import NAMES
 from rankzero.data.rows.formats.format import CannotSayError, NothingToLearnError, Writer, Written
-from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT
+from rankzero.data.rows.formats.writing import NAMES_AS_TEXT, NAMES_LEFT_OUT
 from rankzero.data.rows.parse import parse, seen_keys
 from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import ProblemLog, RowProblem
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from rankzero.spec.tasks import Trains
 
 ReadSource = Callable[["SourceSpec", int], Iterator[Chunk]]
-
-
-_NAMES = ("id", "conversation_id")
 
 
 @dataclass(slots=True)
@@ -256,9 +254,9 @@ def _row(conversation: Conversation, writes: Writer, container: Container) -> Wr
         return writes.to_row(conversation)
     row, rules = (writes.to_columns or writes.to_row)(conversation)
     if writes.flat:
-        if any(name in row for name in _NAMES):
+        if any(name in row for name in NAMES):
             rules = (*rules, NAMES_LEFT_OUT)
-        row = {key: str(value) for key, value in row.items() if key not in _NAMES}
+        row = {key: str(value) for key, value in row.items() if key not in NAMES}
     if found := refused(row, container):
         key, what = found
         said = f"`{key}` has {what}, with which a {container} file is refused"
@@ -305,6 +303,8 @@ def _convert_chunk(
             continue
         for row in rows:
             file.write(row)
+        if line in parsed.names_as_text and any(name in row for row in rows for name in NAMES):
+            rules[NAMES_AS_TEXT] += 1
         result.rules.update(rules)
         result.converted += 1
         result.added += len(rows) - 1

@@ -15,6 +15,7 @@ import orjson
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, read_keys, reason, rename
+from rankzero.data.rows.formats.fields import NAMES, as_name
 from rankzero.data.rows.formats.json_text import TwiceReadError, read_again
 from rankzero.data.rows.formats.unread import unread_around
 from rankzero.data.rows.problems import RowProblem
@@ -38,6 +39,8 @@ class Parsed:
     rules: Counter[str] = field(default_factory=Counter)
     """What was done to rows that are kept: images placed, empty system prompts left out …"""
     ignored_keys: Counter[str] = field(default_factory=Counter)
+    names_as_text: set[int] = field(default_factory=set)
+    """Lines of rows whose name or group is a number or an object, and text from now on."""
 
 
 def parse(
@@ -142,6 +145,7 @@ def _count(
         read = read_keys(original, columns, name) if columns else reads
         parsed.ignored_keys.update(original.keys() - read)
         parsed.ignored_keys.update(unread_around(row, reads))
+        _count_names(parsed, row, reads, columns or {})
     unread_in_turn = FORMATS[name].unread_in_turn
     for key in FORMATS[name].turn_lists if unread_in_turn else ():
         turns = _at(row, key)
@@ -153,6 +157,18 @@ def _count(
         if richer and unread_in_turn:
             unread = frozenset[str]().union(*map(unread_in_turn, richer))
             parsed.ignored_keys.update(f"{key}[].{one}" for one in unread)
+
+
+def _count_names(parsed: Parsed, row: Row, reads: Collection[str], columns: Mapping[str, str]) -> None:
+    """Note names that are no text: true and false name nothing, and others become it."""
+    for key in NAMES:
+        value = row.get(key)
+        if value is None or isinstance(value, str) or key not in reads:
+            continue
+        if isinstance(value, bool):
+            parsed.ignored_keys[columns.get(key, key)] += 1
+        elif as_name(value) is not None:
+            parsed.names_as_text.add(parsed.conversations[-1].line)
 
 
 def _at(row: Row, place: str) -> Any:

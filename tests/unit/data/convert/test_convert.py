@@ -29,7 +29,7 @@ from rankzero.data.rows.formats.format import CannotSayError
 from rankzero.data.rows.formats.messages import PATHS_FOR_OPENAI
 from rankzero.data.rows.formats.prompt_completion import CHAT_AS_RAW
 from rankzero.data.rows.formats.sharegpt import LOSS_LEFT_OUT
-from rankzero.data.rows.formats.writing import NAMES_LEFT_OUT, RAW_AS_CHAT
+from rankzero.data.rows.formats.writing import NAMES_AS_TEXT, NAMES_LEFT_OUT, RAW_AS_CHAT
 from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError, StorageError, UsageError
 from rankzero.spec.run_spec import SourceSpec
@@ -88,6 +88,20 @@ class TestCounts:
         with pytest.raises(RankzeroError, match="do not add up"):
             run([user_assistant("q", "a")] * 2, "messages", tmp_path)
         assert not (tmp_path / "out.jsonl").exists()
+
+    def test_names_that_are_no_text_are_counted(self, tmp_path: Path) -> None:
+        """Numbers and objects become text where rows have them beside; true and false name nothing."""
+        names = [True, 7, 1.0, "", "7", {"$oid": "5f"}, [], None, False]
+        rows = [{"text": "a", "id": name} for name in names] + [{"text": "a", "id": 1, "conversation_id": True}]
+        result, out = run(rows, "text", tmp_path)
+        assert result.rules == {NAMES_AS_TEXT: 4} and result.ignored_keys == {"id": 2, "conversation_id": 1}
+        ids = [row.get("id") for row in read_rows(out)]
+        assert ids == [None, "7", "1", None, "7", '{"$oid":"5f"}', None, None, None, "1"]
+        assert run(rows, "text", tmp_path, "out.csv")[0].rules == {NAMES_LEFT_OUT: 5}
+        columns = {"text": "t", "id": "n"}
+        source = write_rows(tmp_path / "in.jsonl", [{"t": "a", "n": True}, {"t": "a", "n": 1}])
+        renamed = convert([source.model_copy(update={"columns": columns})], tmp_path / "renamed.jsonl", "text")
+        assert renamed.rules == {NAMES_AS_TEXT: 1} and renamed.ignored_keys == {"n": 1}
 
     def test_json(self, tmp_path: Path) -> None:
         result, _ = run([user_assistant("q", "a")], "sharegpt", tmp_path)

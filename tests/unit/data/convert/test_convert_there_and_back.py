@@ -16,7 +16,7 @@ from rankzero.data.convert.convert import convert
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS
 from rankzero.data.rows.formats.sharegpt import CALL_IDS, CALLS_JOINED
-from rankzero.data.rows.formats.writing import REASONING_AS_TEXT
+from rankzero.data.rows.formats.writing import NAMES_AS_TEXT, REASONING_AS_TEXT
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
@@ -275,6 +275,6 @@ def test_what_is_written_is_read_as_it_was_or_a_rule_says_what_changed(to: str, 
             continue
         written += 1
         given, read = conversations(folder / "in.jsonl"), conversations(out)
-        if result.rules.keys() <= {REASONING_AS_TEXT}:
+        if result.rules.keys() <= {REASONING_AS_TEXT, NAMES_AS_TEXT}:
             assert list(map(_said, read)) == list(map(_said, given)), row
     assert written

@@ -17,7 +17,10 @@ from rankzero.data.rows.problems import RowProblem, kind
 UNWANTED = ("rejected_response", "rejected_messages")
 """Where rows of any format have an answer that is not wanted, beside the one that is (ms-swift)."""
 
-CHAT_FIELDS = frozenset({"id", "conversation_id", "images", "image", *SYSTEM_KEYS, *TOOL_KEYS, *UNWANTED})
+NAMES = ("id", "conversation_id")
+"""Of the row itself, and of the group that it is in."""
+
+CHAT_FIELDS = frozenset({*NAMES, "images", "image", *SYSTEM_KEYS, *TOOL_KEYS, *UNWANTED})
 """Read beside the turns by every format that has turns."""
 
 _SYSTEM = frozenset(SYSTEM_KEYS)

@@ -16,6 +16,7 @@ from rankzero.data.rows.formats.json_text import write_text
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
 NAMES_LEFT_OUT = "ids and groups of rows are left out"
+NAMES_AS_TEXT = "ids and groups of rows that are numbers or objects become text"
 REASONING_AS_TEXT = "reasoning becomes <think>…</think> before the answer"
 
 
