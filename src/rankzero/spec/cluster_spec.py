@@ -259,6 +259,8 @@ class ClusterSpec(Section):
     slurm: SlurmSpec = SlurmSpec()
     pod_patch: dict[str, Annotated[Any, OCTAL]] = {}
     """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace.
+    Command, arguments, probes, hooks and ports of the container that trains are for training: pods that prepare, serve
+    or wait take its environment, image, mounts, working directory and securityContext.
     Pods that pull results or show TensorBoard take of it only what places them and lets them in, which includes the
     securityContext of the container that trains, without its privileges and capabilities."""
 

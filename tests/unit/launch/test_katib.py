@@ -523,3 +523,13 @@ def test_no_secret_is_written_into_an_experiment(tmp_path: Path) -> None:
     patch = {"containers": [{"name": "node", "env": [{"name": "WANDB_API_KEY", "value": "canary"}]}]}
     with pytest.raises(ConfigError, match="holds a secret"):
         rendered(tmp_path, cluster={"pod_patch": patch})
+
+
+@pytest.mark.parametrize("field", ["command", "args"])
+def test_a_patched_command_is_none_of_a_trial(tmp_path: Path, field: str) -> None:
+    """Katib's shell takes its place, so that what the site wraps training in would be lost."""
+    patch = {"containers": [{"name": "side", "image": "s", field: ["x"]}, {"name": "node", field: ["numactl"]}]}
+    with pytest.raises(ConfigError, match=f"pod_patch.containers.1..{field}.*Katib"):
+        rendered(tmp_path, cluster={"pod_patch": patch})
+    del patch["containers"][1][field]
+    rendered(tmp_path, cluster={"pod_patch": patch})

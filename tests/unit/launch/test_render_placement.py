@@ -46,9 +46,10 @@ SITE = {
 }
 
 
-def plan() -> Plan:
+def plan(*, idle: bool = False, **more: Any) -> Plan:
     spec = {"name": "r", "model": {"name": "o/m"}, "data": {"train": "/outputs/t.jsonl"}}
-    return make_plan(resolve(RunSpec.model_validate(spec)), ClusterSpec.model_validate(SITE))
+    cluster = ClusterSpec.model_validate({**SITE, **more})
+    return make_plan(resolve(RunSpec.model_validate(spec)), cluster, idle=idle)
 
 
 def pods(value: object) -> list[dict[str, Any]]:
@@ -60,9 +61,10 @@ def pods(value: object) -> list[dict[str, Any]]:
     return [value] if "containers" in value else [found for one in value.values() for found in pods(one)]
 
 
-def rendered(what: str) -> list[Manifest]:
-    made = plan()
-    if what == "run":
+def rendered(what: str, **more: Any) -> list[Manifest]:
+    dev = {"kind": "statefulset", "prepare": "never"} if what == "dev" else {}
+    made = plan(idle=what == "dev", **dev, **more)
+    if what in ("run", "dev"):
         return render(made)
     if what == "serve":
         return serving_objects(made, ServingWishes("assistant"))
@@ -91,6 +93,53 @@ def test_every_pod_has_what_the_site_says_of_pods(what: str, count: int) -> None
             assert disk == {"requests": "500Mi", "limits": "1Gi"}, "what a volume is read with is little"
         assert set(container["resources"]["limits"]) >= {"cpu", "memory"}, "where a quota counts them, none may lack"
         assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
+
+
+PROCESS: dict[str, Any] = {
+    "command": ["numactl", "--interleave=all", "python", "-m", "rankzero.launch.node", "/etc/rankzero"],
+    "args": ["more"],
+    "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}},
+    "livenessProbe": {"exec": {"command": ["test", "-e", "/outputs/runs/r/metrics.jsonl"]}},
+    "ports": [{"name": "more", "containerPort": 1}],
+    "readinessProbe": {"exec": {"command": ["true"]}},
+    "startupProbe": None,
+}
+PLACE: dict[str, Any] = {
+    "env": [{"name": "HOME", "value": "/h"}],
+    "envFrom": [{"secretRef": {"name": "proxy"}}],
+    "image": "other",
+    "imagePullPolicy": "Always",
+    "resources": {"limits": {"ephemeral-storage": "50Gi"}},
+    "securityContext": {"readOnlyRootFilesystem": True},
+    "volumeMounts": [{"name": "certificates", "mountPath": "/certificates"}],
+    "workingDir": "/work",
+}
+
+
+@pytest.mark.parametrize("what", ["run", "dev", "serve"])
+def test_the_process_that_trains_is_patched_in_the_pods_that_train_alone(what: str) -> None:
+    """Another pod would run the training node, and the preparation would wait for itself."""
+
+    def made(container: dict[str, Any]) -> list[dict[str, Any]]:
+        patch = {"containers": [{"name": "node", **container}, {"name": "side", "image": "s", "args": ["a"]}]}
+        return pods(rendered(what, pod_patch=patch))
+
+    both, alone, bare = made({**PROCESS, **PLACE}), made(PLACE), made({})
+    for pod, expected, unpatched in zip(both, alone, bare, strict=True):
+        own, side = pod["containers"]
+        assert side == {"name": "side", "image": "s", "args": ["a"]}
+        if own["name"] == "node" and what == "run":
+            assert own["command"] == PROCESS["command"] and own["lifecycle"] == PROCESS["lifecycle"]
+            continue
+        assert pod == expected
+        assert own["workingDir"] == "/work" and own["envFrom"] == PLACE["envFrom"] and own["image"] == "other"
+        assert own["command"] == unpatched["containers"][0]["command"]
+
+
+def test_pods_that_wait_have_the_devices_that_a_patch_asks_for() -> None:
+    patch = {"containers": [{"name": "node", "command": ["x"], "resources": {"limits": {"rdma/ib": 1}}}]}
+    [pod] = pods(rendered("dev", pod_patch=patch))
+    assert pod["containers"][0]["resources"]["limits"]["rdma/ib"] == 1
 
 
 @pytest.mark.parametrize("what", ["pull", "tensorboard"])

@@ -109,7 +109,19 @@ def _problems(plan: Plan) -> list[Problem]:
             " lacks, which submitting the run itself once has filled"
         )
         found.append(Problem("Katib starts trials without a preparation", plan.where("cluster.prepare"), hint))
-    return found
+    return found + _command_problems(plan)
+
+
+def _command_problems(plan: Plan) -> list[Problem]:
+    hint = "leave it out; or let the trials run by `rankzero sweep --cluster`"
+    return [
+        Problem("Katib's shell starts a trial, in place of a command of the site's", plan.where(field), hint)
+        for at, one in enumerate(plan.cluster.pod_patch.get("containers") or ())
+        if isinstance(one, Mapping) and one.get("name") == kind_named(plan.kind).container
+        for key in ("command", "args")
+        if key in one
+        for field in [f"cluster.pod_patch.containers[{at}].{key}"]
+    ]
 
 
 def _pruner_problems(plan: Plan, search: Search) -> list[Problem]:

@@ -38,6 +38,18 @@ _SECURITY_BESIDE = {
 }
 """What it says of their only container: by which a site lets containers in. Privileges and capabilities are for
 training."""
+_PATCHED_OF_OTHERS = {
+    "env",
+    "envFrom",
+    "image",
+    "imagePullPolicy",
+    "securityContext",
+    "volumeDevices",
+    "volumeMounts",
+    "workingDir",
+}
+"""What it says of the container that trains, for a container that does not: the rest is about the process that trains,
+its command, its probes, its hooks and its ports."""
 _DISK, _DISK_BESIDE = "ephemeral-storage", "1Gi"
 """The resource that only pod_patch asks for, and that quotas want every container to say; and the most that a pod
 beside takes of it."""
@@ -69,7 +81,10 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
         spec |= _spread(plan)
     spec["containers"] = [only]
     spec["volumes"] = volumes(plan)
-    merge(spec, cluster.pod_patch if trains else _patch_of_others(cluster.pod_patch, only["name"]))
+    if trains and not plan.idle:
+        merge(spec, cluster.pod_patch)
+    else:  # pods that wait hold what those that train would
+        merge(spec, _patch_of_others(cluster.pod_patch, only["name"], has_devices=trains))
     return spec
 
 
@@ -125,14 +140,18 @@ def whose(cluster: ClusterSpec) -> dict[str, Any]:
     return spec
 
 
-def _patch_of_others(patch: dict[str, Any], container: str) -> dict[str, Any]:
-    """The site's patch for a pod that does not train: its container has another name, and of resources only the disk
-    that the patch says."""
+def _patch_of_others(patch: dict[str, Any], container: str, *, has_devices: bool) -> dict[str, Any]:
+    """The site's patch for a pod that does not train: its container has another name, and a process of its own; of
+    resources only the disk that the patch says, unless it has the devices of training."""
     found = {key: value for key, value in patch.items() if key != "containers"}
     containers = patch.get("containers")
     if isinstance(containers, list):
         found["containers"] = [
-            {**one, "name": container, "resources": _disk_of(one)}
+            {
+                **{key: value for key, value in one.items() if key in _PATCHED_OF_OTHERS},
+                "name": container,
+                "resources": one.get("resources", {}) if has_devices else _disk_of(one),
+            }
             if isinstance(one, dict) and one.get("name") in kinds.containers()
             else one
             for one in containers
