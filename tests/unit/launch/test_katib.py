@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -517,6 +518,30 @@ def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:
     lines = copy.read_text().splitlines()
     assert [json.loads(line.partition(" ")[2])["step"] for line in lines] == [1, 2, 3, 4, 5, 5]
     assert lines[0].partition(" ")[0] == "1970-01-01T00:00:02.500000Z", "RFC 3339"
+
+
+@pytest.mark.parametrize("room", [0, 40])
+def test_rows_that_found_no_room_are_copied_when_there_is_some(tmp_path: Path, room: int) -> None:
+    """All of them once, and none by half: a trial scored what the best of its rows says."""
+    metrics, copy = tmp_path / "metrics.jsonl", tmp_path / "copies" / "metrics.jsonl"
+    copy.parent.mkdir()
+    follower = Follower(metrics, copy)
+    rows = [json.dumps({"step": step, "time": 1.5 + step, "eval_loss": 4.0 / step}) for step in (1, 2, 3)]
+    metrics.write_text(f"{rows[0]}\n")
+    follower.more()
+    before = copy.read_bytes()
+    metrics.write_text(f"{rows[0]}\n{rows[1]}\n")
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, old[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            follower.more()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert copy.read_bytes() == before
+    metrics.write_text("".join(f"{row}\n" for row in rows))
+    follower.more()
+    assert [line.partition(" ")[2] for line in copy.read_text().splitlines()] == rows
 
 
 def test_no_secret_is_written_into_an_experiment(tmp_path: Path) -> None:

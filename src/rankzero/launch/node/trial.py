@@ -32,12 +32,14 @@ class Follower:
         self._metrics, self._copy = metrics, copy
         self._at, self._file = 0, -1
         self._step, self._known = 0, 0
+        self._size = 0
         self._wanted = copy.parent.is_dir()
         if self._wanted:
             copy.touch()  # who waits for it waits at full speed
+            self._size = copy.stat().st_size
 
     def more(self) -> None:
-        """Copy what is whole and new."""
+        """Copy what is whole and new. Raises OSError, and takes it for new at the next look, where that cannot be."""
         if not self._wanted:
             return
         try:
@@ -50,27 +52,39 @@ class Follower:
         except FileNotFoundError:
             return
         whole = raw[: raw.rfind(b"\n") + 1]
+        rows = [row for text in whole.decode(errors="replace").split("\n") if (row := self._timed(text)) is not None]
+        if rows:
+            self._append("".join(f"{line}\n" for _, line in rows).encode())
         self._at += len(whole)
-        lines = [line for text in whole.decode(errors="replace").split("\n") if (line := self._timed(text))]
-        if lines:
-            with self._copy.open("a", encoding="utf-8") as out:
-                out.write("".join(f"{line}\n" for line in lines))
+        self._step = max([self._step, *(step for step, _ in rows)])
+
+    def _append(self, rows: bytes) -> None:
+        """All of them or nothing: half a row would have another score."""
+        try:
+            with self._copy.open("ab") as out:
+                if out.tell() > self._size:  # a write before this one failed, and was not undone
+                    out.truncate(self._size)
+                out.write(rows)
+        except OSError:
+            os.truncate(self._copy, self._size)
+            raise
+        self._size += len(rows)
 
     def without_score(self) -> None:
         """Copied is nothing of what there was: of such a trial Katib says that its metrics are not available."""
         if self._wanted:
             self._copy.write_text("", encoding="utf-8")
+            self._size = 0
 
-    def _timed(self, text: str) -> str:
-        """The row behind its time; nothing for one that was copied already, or is none."""
+    def _timed(self, text: str) -> tuple[int, str] | None:
+        """The row's step, and the row behind its time; None for one that was copied already, or is none."""
         with suppress(ValueError, TypeError, KeyError, OverflowError):
             row = json.loads(text)
-            if int(row["step"]) <= self._known:
-                return ""
-            at = datetime.fromtimestamp(float(row["time"]), UTC)
-            self._step = max(self._step, int(row["step"]))
-            return f"{at:%Y-%m-%dT%H:%M:%S.%fZ} {text}"
-        return ""
+            step = int(row["step"])
+            if step > self._known:
+                at = datetime.fromtimestamp(float(row["time"]), UTC)
+                return step, f"{at:%Y-%m-%dT%H:%M:%S.%fZ} {text}"
+        return None
 
 
 def main(directory: str, metrics: str, copy: str, metric: str = "") -> int:
