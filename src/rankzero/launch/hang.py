@@ -177,9 +177,11 @@ class HangWatch:
         self._progress.waits_for_others = True
 
     def gets_on(self) -> bool:
-        """Whether the workers, asked to stop, are on their way to that: what they save is not cut off."""
-        now = time.monotonic()
-        self._progress.look([read_beat(path) for path in self._workers.beats], now)
+        """Whether the workers, asked to stop, are on their way to that: what they save is not cut off. What one that
+        has left said last is nothing that goes on."""
+        now, workers = time.monotonic(), self._workers
+        ranks = zip(workers.beats, workers.processes, strict=True)
+        self._progress.look([read_beat(path) if process.poll() is None else None for path, process in ranks], now)
         return self._progress.gets_on(now)
 
     def _found(self, suspended: list[int], stall: Stall | None) -> RankzeroError:

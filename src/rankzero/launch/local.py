@@ -171,7 +171,7 @@ class _Local:
             overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
             if overdue and not hang.gets_on():
                 workers.end_overdue(self._asked_by, GRACE_SECONDS, str(self._run_dir.root))
-            elif workers.peers_are_late(GRACE_SECONDS):
+            elif workers.peers_are_late(GRACE_SECONDS, hang.gets_on):
                 workers.end_late_peers()
             time.sleep(POLL_SECONDS)
 

@@ -140,16 +140,18 @@ class Workers:
         """Whether one has failed, so that the others are about to notice."""
         return self._first_failed is not None
 
-    def peers_are_late(self, grace_seconds: float) -> bool:
-        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving; those
-        that are suspended never will, and those of an interrupted one need not."""
+    def peers_are_late(self, grace_seconds: float, gets_on: Callable[[], bool]) -> bool:
+        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving, after
+        their time as long as they get on with it; those that are suspended never will, and those of an interrupted one
+        need not."""
         if self._first_failed is None:
             return False
         code = self.processes[self._first_failed].returncode
         left = [local for local, process in enumerate(self.processes) if process.poll() is None]
         if code == INTERRUPTED or (left and len(self._suspended()) == len(left)):
             return True
-        return time.monotonic() - self._failed_at > (grace_seconds if code == ExitCode.STOPPED else PEER_SECONDS)
+        waited = time.monotonic() - self._failed_at
+        return waited > grace_seconds and not gets_on() if code == ExitCode.STOPPED else waited > PEER_SECONDS
 
     def end_late_peers(self) -> None:
         """End those that are late, after asking them where they are: of peers that waited for one, that one is left."""

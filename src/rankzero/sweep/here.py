@@ -142,7 +142,7 @@ class _Start(Finished):
         overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
         if overdue and not self._hang.gets_on():
             self._workers.kill()
-        elif self._workers.peers_are_late(GRACE_SECONDS):
+        elif self._workers.peers_are_late(GRACE_SECONDS, self._hang.gets_on):
             self._workers.end_late_peers()
         return True
 

@@ -75,9 +75,9 @@ def two(tmp_path: Path) -> Iterator[Two]:
 def test_nobody_waits_for_a_suspended_peer_of_a_dead_process(two: Two) -> None:
     two.suspend(1)
     two.lost_its_peer(0)
-    assert not two.workers.peers_are_late(SECONDS)
+    assert not two.workers.peers_are_late(SECONDS, gets_on=lambda: True)
     wait_for(lambda: two.left(0))
-    assert two.workers.peers_are_late(SECONDS), "it would never notice"
+    assert two.workers.peers_are_late(SECONDS, gets_on=lambda: True), "it would never notice"
     two.workers.end_late_peers()
     assert "waited in vain for process 1, which is suspended" in str(two.workers.failure())
 
@@ -87,12 +87,24 @@ def test_the_one_that_was_waited_for_is_named_with_its_place(two: Two, monkeypat
     two.lost_its_peer(0)
     wait_for(lambda: two.left(0))
     monkeypatch.setattr(processes, "PEER_SECONDS", -1.0)
-    assert two.workers.peers_are_late(SECONDS)
+    assert two.workers.peers_are_late(SECONDS, gets_on=lambda: True)
     two.workers.end_late_peers()
     assert not two.workers.running()
     failure = two.workers.failure()
     assert isinstance(failure, ServiceError) and not isinstance(failure, PeerLostError)
     assert re.search(r"waited in vain for process 1 at .*stand_in.py:\d+ in main", str(failure)), failure
+
+
+@pytest.mark.parametrize(("activity", "late"), [("save", False), ("rows", True)])
+def test_what_a_stopped_one_s_peer_still_saves_is_not_cut_off(two: Two, activity: str, late: bool) -> None:
+    """However long the stopped one has been gone, and whatever it said last."""
+    for beat, words in zip(two.workers.beats, ("save 5 5", f"{activity} 5 5"), strict=True):
+        beat.write_text(words)
+    watch = HangWatch(two.workers, RunDir(two.folder / "run"), print, compiled=False, alone=True, attended=False)
+    two.tell(0, 75)
+    wait_for(lambda: two.left(0))
+    assert two.workers.peers_are_late(-1.0, watch.gets_on) is late
+    assert not two.workers.peers_are_late(SECONDS, watch.gets_on)
 
 
 def test_where_a_process_is_says_its_main_thread_not_one_that_is_written_before_it() -> None:

@@ -202,9 +202,9 @@ class Node:
             if self._stop.at is not None and now - self._stop.at > grace:
                 self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
                 workers.end_overdue(self._stop.number, grace, self._name, "a longer grace period saves the rest")
-            elif gentle_since is not None and now - gentle_since > grace:
+            elif gentle_since is not None and now - gentle_since > grace and not hang.gets_on():
                 workers.kill()
-            elif workers.peers_are_late(grace):
+            elif workers.peers_are_late(grace, hang.gets_on):
                 workers.end_late_peers()
             hang.look(end=again and not self._stop.wanted)  # a stop has a grace period of its own
             if hang.over and not told and self._client is not None:

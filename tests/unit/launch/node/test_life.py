@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from rankzero.errors import RankzeroError, ServiceError, StoppedError
+from rankzero.launch.hang import HangWatch
 from rankzero.launch.node import command
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import GatherAgainError, Node
@@ -103,6 +104,32 @@ def test_processes_that_save_are_not_asked_a_second_time(tmp_path: Path) -> None
     assert script.sent[-1]["leaving"] is True
 
 
+def test_processes_that_save_for_others_are_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No platform ends this node when its time is over; what is lost is the work since the checkpoint before."""
+    watched, gets_on, looks = Node._watch, HangWatch.gets_on, list[bool]()
+
+    def saving(self: Node, workers: Workers) -> None:
+        workers.beats[0].write_text("save 5 5")
+        watched(self, workers)
+
+    def looked(self: HangWatch) -> bool:
+        looks.append(gets_on(self))
+        if len(looks) == 3:
+            (tmp_path / "go").write_text("75")
+        return looks[-1]
+
+    monkeypatch.setattr(Node, "_watch", saving)
+    monkeypatch.setattr(HangWatch, "gets_on", looked)
+    play = Play(tmp_path, grace_seconds=0.0)
+    error, script = play.run(
+        (play.happened("up"), lambda: {"again": "node 0 was stopped", "gentle": True}),
+        (lambda: {"ready": True} in play.script.sent, lambda: {"end": 75, "because": "all has been seen"}),
+    )
+    assert isinstance(error, StoppedError) and "all has been seen" in str(error)
+    assert all(looks) and len(looks) >= 3
+    assert script.sent == [{"ready": True}]
+
+
 @pytest.mark.parametrize(("max_restarts", "ends"), [(0, False), (3, True)])
 def test_a_late_step_ends_the_start_only_where_there_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int, ends: bool
@@ -121,6 +148,9 @@ def test_a_late_step_ends_the_start_only_where_there_is_another(
                 (tmp_path / "go").write_text("0")
             looks.append(end)
 
+        def gets_on(self) -> bool:
+            return True
+
     monkeypatch.setattr(command, "HangWatch", Watch)
     play = Play(tmp_path, max_restarts=max_restarts)
     error, _ = play.run((lambda: any("ended" in sent for sent in play.script.sent), lambda: {"end": 0, "because": ""}))
@@ -138,6 +168,9 @@ def test_nodes_tell_each_other_that_they_save_after_an_error(tmp_path: Path, mon
             pass
 
         def look(self, *, end: bool) -> None: ...
+
+        def gets_on(self) -> bool:
+            return True
 
         def wait_for_others(self) -> None:
             waits.append(True)
