@@ -151,7 +151,18 @@ def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manif
     """Let a stopped object have its pods back. Returns what was done, in words; nothing where we may not."""
     try:
         waiting = workloads(api, discovery, there)
-        aside = [one for one in waiting if not is_active(one)]
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        if label(there, labels.QUEUE) is not None:  # made again it would be the last of all
+            run = label(there, labels.RUN)
+            return (
+                "waits in its queue; you may not list Workloads, and where somebody has put its own aside (spec.active:"
+                f" false), `rankzero cancel {run}` and this command again put it back"
+            )
+        waiting = []  # nothing of ours is in a queue
+    aside = [one for one in waiting if not is_active(one)]
+    try:
         for workload in aside:  # Kueue decides when; it only has to be allowed to
             set_active(api, discovery, workload, active=True)
     except ApiError as error:

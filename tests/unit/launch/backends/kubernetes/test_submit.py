@@ -681,6 +681,32 @@ class TestKueue:
         assert bench.heard("waits in its queue")
         assert "PATCH jobs/r" not in bench.cluster.changes()[-1:]
 
+    def test_one_whose_workload_nobody_may_see_keeps_its_place_in_the_queue(self, bench: Bench) -> None:
+        """To make it again would put it behind all others. Kueue's own admission has set it aside, as far as one sees;
+        where somebody has, cancelling it and the same command have it made again."""
+        manifests = self.submit(bench)
+        uid = bench.cluster.get("jobs", "r")["metadata"]["uid"]
+        bench.cluster.forbidden.add(("list", "workloads"))
+        bench.submit(manifests, replace=False)
+        job = bench.cluster.get("jobs", "r")
+        assert (job["metadata"]["uid"], job["spec"]["suspend"]) == (uid, True)
+        assert bench.heard("waits in its queue") and bench.heard("spec.active") and bench.heard("rankzero cancel r")
+        bench.backend().cancel("r", bench.said.append)
+        bench.cluster.world.run_down()
+        bench.submit(manifests, replace=False)
+        assert bench.cluster.get("jobs", "r")["metadata"]["uid"] != uid
+
+    def test_one_that_names_no_queue_goes_on_where_no_workload_may_be_seen(self, bench: Bench) -> None:
+        bench.cluster.plurals.add("workloads")
+        bench.cluster.publish()
+        bench.cluster.forbidden.add(("list", "workloads"))
+        manifests = start(bench)
+        uid = bench.cluster.get("jobs", "r")["metadata"]["uid"]
+        bench.backend().cancel("r", bench.said.append)
+        assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+        bench.submit(manifests)
+        assert bench.cluster.get("jobs", "r")["metadata"]["uid"] == uid and bench.heard("started again")
+
     def test_one_that_was_cancelled_may_be_changed(self, bench: Bench) -> None:
         """It is suspended as one that waits is, but its Workload is not active: it waits for nothing."""
         self.submit(bench)
