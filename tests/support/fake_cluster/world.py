@@ -72,7 +72,8 @@ class World:
     def step(self) -> bool:
         """Let one thing happen; False where nothing is left to happen."""
         with self.store.news:
-            if self._delete_one() or self._reconcile() or self._deploy() or self._collect_garbage():
+            controllers = (self._delete_one, self._expire_one, self._reconcile, self._deploy, self._collect_garbage)
+            if any(work() for work in controllers):
                 return True
             for pod in self.store.of("pods"):
                 todo = self._todo.get(pod["metadata"]["uid"], [])
@@ -107,6 +108,16 @@ class World:
                         self.store.drop(plural, obj["metadata"]["name"])
                     else:
                         continue
+                    return True
+        return False
+
+    def _expire_one(self) -> bool:
+        """What has ended and is to go at once."""
+        for plural in ("jobs", "jobsets", "pytorchjobs"):
+            for obj in self.store.of(plural):
+                spec = obj["spec"].get("runPolicy") or obj["spec"]
+                if spec.get("ttlSecondsAfterFinished") == 0 and _condition(obj):
+                    self.store.put({**obj, "metadata": {**obj["metadata"], "deletionTimestamp": self._time()}})
                     return True
         return False
 

@@ -11,6 +11,9 @@ import yaml
 
 from rankzero.launch.backend import LogQuery
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
+from rankzero.launch.backends.kubernetes.logs import Following, _Seen
+from rankzero.launch.backends.kubernetes.resources import TRAINING
+from rankzero.launch.resource import JOB, POD
 from tests.support.fake_cluster import life
 from tests.unit.cli.conftest import Place
 
@@ -32,6 +35,29 @@ def test_the_exit_code_is_the_workers(place: Place) -> None:
     verdict = json.loads(done.out)
     assert verdict["phase"] == "Failed" and verdict["exit_code"] == 65
     assert "row 3 has no messages" in verdict["verdict"]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob"])
+@pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (65, "Failed")])
+def test_how_a_run_ended_is_known_that_its_cluster_removes_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, code: int, phase: str
+) -> None:
+    """With what it said, seen while it was followed: node 0 begins when all is watched."""
+    words = {"what": "row 3 has no messages", "where": "t.jsonl:3", "hint": "see the format"} if code else {}
+    place.cluster.script("node", 0, [("hold",), *life("from node 0", code=code, words=words)])
+    take, watched = Following._take, {POD, JOB, TRAINING[kind]}
+
+    def taken(self: Following, seen: _Seen) -> None:
+        take(self, seen)
+        if set(self._objects) == watched:
+            place.cluster.world.release()
+
+    monkeypatch.setattr(Following, "_take", taken)
+    done = place(f"submit run.yaml --kind {kind} cluster.ttl_seconds_after_finished=0 --json")
+    assert place.cluster.names(f"{kind}s", "pods") == []
+    verdict = json.loads(done.out)
+    assert (done.code, verdict["exit_code"], verdict["phase"]) == (code, code, phase), done.err
+    assert ("row 3 has no messages" in verdict["verdict"]) is (code == 65)
 
 
 def test_dry_run_is_what_render_prints_and_needs_no_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

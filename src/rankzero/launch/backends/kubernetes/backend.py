@@ -12,7 +12,7 @@ from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.apply import Submission
 from rankzero.launch.backends.kubernetes.auth import connect
-from rankzero.launch.backends.kubernetes.collect import all_runs, collect
+from rankzero.launch.backends.kubernetes.collect import all_runs, collect, with_endings
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.execute import Place, execute, stream
@@ -45,11 +45,14 @@ class KubernetesBackend:
         self._api = api
         self._wait = wait
         self._containers: dict[str, str] = {}
+        self._endings: dict[str, list[Manifest]] = {}
+        """What was seen to end, by the run that was followed."""
         self._discovery = Discovery(api)
         weakref.finalize(self, api.close)
 
     def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Check all objects on the server, then apply them in order."""
+        self._endings.clear()
         with self._spoken():
             Submission(self._api, self._discovery, objects, say, wait=self._wait, replaces=replace).run()
 
@@ -66,13 +69,16 @@ class KubernetesBackend:
     def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
         """Everything about one run."""
         with self._spoken():
-            return collect(self._api, self._discovery, run, log_lines=log_lines)
+            found = collect(self._api, self._discovery, run, log_lines=log_lines)
+        return with_endings(found, self._endings.get(run, ()))
 
     def logs(self, run: str, query: LogQuery) -> Iterator[LogLine]:
         """Lines of all pods."""
         with self._spoken():
             if query.follow:
-                yield from Following(self._api, self._discovery, run, query).lines()
+                following = Following(self._api, self._discovery, run, query)
+                yield from following.lines()
+                self._endings[run] = following.endings()
             else:
                 yield from past_lines(self._api, run, query)
 
@@ -83,6 +89,7 @@ class KubernetesBackend:
 
     def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
         """Remove the run's objects."""
+        self._endings.pop(run, None)
         with self._spoken():
             return delete(self._api, self._discovery, run, claims=claims, say=say)
 

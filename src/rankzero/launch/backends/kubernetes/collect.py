@@ -6,7 +6,7 @@ import builtins
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from rankzero.launch import labels
@@ -22,6 +22,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     STORAGE_CLASS,
     TEMPLATES,
     claims_of,
+    is_training,
     label,
 )
 from rankzero.launch.evidence import Evidence, Refusal
@@ -72,6 +73,21 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
             logs={name: text for name, text in logs if text},
             refused=tuple(look.refused),
         )
+
+
+def with_endings(found: Evidence, seen: Sequence[Manifest]) -> Evidence:
+    """With what was `seen` to end and is gone by now, as soon as `ttl_seconds_after_finished` has it; unless another
+    object trains the run since."""
+    trained = {one["metadata"]["uid"] for one in seen if is_training(one)}
+    if not trained or any(is_training(one) and one["metadata"]["uid"] not in trained for one in found.objects):
+        return found
+    uids = {one["metadata"]["uid"] for one in (*found.objects, *found.pods)}
+    gone = [one for one in seen if one["metadata"]["uid"] not in uids]
+    return replace(
+        found,
+        objects=(*found.objects, *(one for one in gone if one["kind"] != POD.kind)),
+        pods=(*found.pods, *(one for one in gone if one["kind"] == POD.kind)),
+    )
 
 
 def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:

@@ -111,6 +111,8 @@ class Following:
     _spoken: set[str] = field(default_factory=set)
     """Pods that had a log when following began. Of those that come later every line is new."""
     _objects: dict[Resource, dict[str, Manifest]] = field(default_factory=dict)
+    _gone: dict[str, Manifest] = field(default_factory=dict)
+    """What had ended and was removed, as it was seen last."""
     _said: set[str] = field(default_factory=set)
     _had_pods_at: float = 0.0
     _deadline: float | None = None
@@ -153,6 +155,11 @@ class Following:
             self._streams.stop()
             for log in self._logs.values():
                 log.stop()
+
+    def endings(self) -> list[Manifest]:
+        """What has ended of it, with its pods, as it was seen last: a cluster may be told to remove that at once."""
+        there = [one for each in self._objects.values() for one in each.values()]
+        return [*self._gone.values(), *(one for one in there if _has_ended(one))]
 
     def _kinds(self) -> list[Resource]:
         """Where the run's own objects are: the one that trains, and the preparation."""
@@ -198,8 +205,10 @@ class Following:
         if seen.change.type == "SYNC":
             gone = {uid: item for uid, item in known.items() if uid not in found}
         known |= found
-        for uid in gone:
+        for uid, one in gone.items():
             known.pop(uid, None)
+            if _has_ended(one):
+                self._gone[uid] = one
         if seen.resource is POD:
             for uid, pod in found.items():
                 self._take_pod(uid, pod, gone=uid in gone)
@@ -305,6 +314,10 @@ class Following:
                 return
             except queue.Full:
                 continue
+
+
+def _has_ended(one: Manifest) -> bool:
+    return parse_pod(one).is_over if one["kind"] == POD.kind else ended(one) is not None
 
 
 def _is_wanted(wanted: Wanted, pod: Manifest) -> bool:

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from rankzero.launch.backend import LogQuery
 from rankzero.launch.silence import SilentError
 from rankzero.launch.status import run_status
 from tests.support.fake_cluster import Act, life, make_pods
@@ -107,6 +108,23 @@ def test_a_run_that_was_deleted_is_told_from_its_last_events(bench: Bench) -> No
     bench.cluster.store.drop("events", "e")
     bench.cluster.store.put(event("f", "r-2", kind="Job", reason="Completed", message="Job completed"))
     assert bench.backend().collect("r").events == ()
+
+
+def test_what_was_followed_to_its_end_is_known_until_there_is_another(bench: Bench) -> None:
+    """Its cluster removes it as it is told to. What trains under its name since, or was deleted, is judged as it is."""
+    bench.submit(objects())
+    bench.cluster.world.run_down()
+    backend, store = bench.backend(), bench.cluster.store
+    list(backend.logs("r", LogQuery(follow=True)))
+    for plural in ("jobs", "pods"):
+        for one in store.of(plural):
+            store.drop(plural, one["metadata"]["name"])
+    assert run_status(backend.collect("r")).exit_code == 0
+    assert run_status(bench.backend().collect("r")).phase == "Gone"
+    running(bench)
+    assert run_status(backend.collect("r")).phase == "Starting"
+    backend.delete("r", claims=False, say=bench.said.append)
+    assert run_status(backend.collect("r")).phase == "Unknown"
 
 
 def test_what_may_not_be_read_is_noted(bench: Bench) -> None:
