@@ -558,3 +558,22 @@ def test_a_patched_command_is_none_of_a_trial(tmp_path: Path, field: str) -> Non
         rendered(tmp_path, cluster={"pod_patch": patch})
     del patch["containers"][1][field]
     rendered(tmp_path, cluster={"pod_patch": patch})
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "most"), [("jobset", 1, 39), ("jobset", 10, 39), ("jobset", 11, 38), ("trainjob", 1, 39)]
+)
+def test_a_trial_s_pods_must_have_names_that_a_jobset_is_admitted_with(
+    tmp_path: Path, kind: str, nodes: int, most: int
+) -> None:
+    """The webhook of JobSet refuses every trial of another, whoever makes the JobSet."""
+    cluster = {"num_nodes": nodes}
+    [experiment] = rendered(tmp_path, kind, cluster, name="n" * most)[-1:]
+    pod = f"{experiment['metadata']['name']}-12345678-node-0-{nodes - 1}-abcde"
+    assert len(pod) == 63
+    with pytest.raises(ConfigError, match=f"(?s)64 characters, of 63 at most.*a name of at most {most} characters"):
+        rendered(tmp_path, kind, cluster, name="n" * (most + 1))
+    with pytest.raises(ConfigError, match=f"a name of at most {most} characters"):
+        rendered(tmp_path, kind, cluster, name="n" * 60)
+    assert rendered(tmp_path, "job", name="n" * 60)
+    assert rendered(tmp_path, "pytorchjob", cluster, name="n" * 60)

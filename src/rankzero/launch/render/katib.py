@@ -43,6 +43,10 @@ latest: Katib looks at one alone."""
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 """Text that needs no quotes in YAML."""
 _CONDITIONS = {"job": "Complete", "jobset": "Completed", "trainjob": "Complete", "pytorchjob": "Succeeded"}
+_LONGEST_LABEL = 63
+_POD_OF_JOBSET = "-xxxxxxxx-node-0-{}-xxxxx"
+"""What follows a sweep's name in that of a trial's pod, which JobSet's webhook looks at: Katib's letters for the trial,
+the node, and letters for the pod."""
 _FIRST_POD = {
     "job": {"batch.kubernetes.io/job-completion-index": "0"},
     "jobset": {"batch.kubernetes.io/job-completion-index": "0"},
@@ -109,7 +113,18 @@ def _problems(plan: Plan) -> list[Problem]:
             " lacks, which submitting the run itself once has filled"
         )
         found.append(Problem("Katib starts trials without a preparation", plan.where("cluster.prepare"), hint))
-    return found + _command_problems(plan)
+    return found + _name_problems(plan) + _command_problems(plan)
+
+
+def _name_problems(plan: Plan) -> list[Problem]:
+    pod = plan.name + _POD_OF_JOBSET.format(plan.cluster.num_nodes - 1)
+    over = len(pod) - _LONGEST_LABEL
+    if plan.kind not in ("jobset", "trainjob") or over <= 0:
+        return []
+    what = f"a trial's pod would have a name of {len(pod)} characters, of {_LONGEST_LABEL} at most: {pod}"
+    most = len(plan.name) - over
+    hint = f"give the sweep a name of at most {most} characters, of a-z, 0-9 and -; or use kind: pytorchjob"
+    return [Problem(what, "name", hint)]
 
 
 def _command_problems(plan: Plan) -> list[Problem]:
