@@ -460,11 +460,22 @@ def test_a_last_evaluation_that_is_no_number_leaves_a_trial_without_a_score(
     assert [row["eval_loss"] for row in found if row.get("eval_loss") is not None] == read
 
 
-@pytest.mark.parametrize(("node", "code"), [("exit 0", 74), ("exit 75", 75)])
+@pytest.mark.parametrize(
+    ("kind", "node", "code"),
+    [
+        ("job", "exit 0", 74),
+        ("job", "exit 75", 75),
+        ("pytorchjob", "exit 0", 74 + 128),
+        ("pytorchjob", "exit 203", 203),
+    ],
+)
 def test_metrics_that_cannot_be_read_at_the_end_leave_a_trial_without_a_score(
-    tmp_path: Path, node: str, code: int
+    tmp_path: Path, kind: str, node: str, code: int
 ) -> None:
-    """What was copied before would be taken for its result. Started again, a run that is finished copies the rest."""
+    """What was copied before would be taken for its result. Started again, a run that is finished copies the rest: so
+    the code is one that the kind starts a pod again after."""
+    [config] = [one for one in rendered(tmp_path / "sweep", kind) if one["kind"] == "ConfigMap"]
+    (tmp_path / "node.json").write_text(config["data"]["node.json"])
     (tmp_path / "copies").mkdir()
     metrics = tmp_path / "metrics.jsonl"
     metrics.mkdir()
@@ -492,7 +503,7 @@ def followed_by(directory: Path, changes: str, node: str) -> subprocess.Complete
     """A trial whose node command is a line of a shell."""
     start = "import sys, rankzero.launch.node.trial as trial; trial.NODE = sys.argv[1:4]; trial.LOOK_SECONDS = 0.01"
     code = f"{start}\n{changes}\nsys.exit(trial.main(*sys.argv[4:]))"
-    files = ["x", directory / "metrics.jsonl", directory / "copies/metrics.jsonl", "eval_loss"]
+    files = [directory, directory / "metrics.jsonl", directory / "copies/metrics.jsonl", "eval_loss"]
     return subprocess.run([sys.executable, "-c", code, "sh", "-c", node, *files], check=False, capture_output=True)
 
 

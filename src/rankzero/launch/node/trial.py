@@ -110,20 +110,28 @@ def main(directory: str, metrics: str, copy: str, metric: str = "") -> int:
             with suppress(OSError):  # it is read at the next look
                 follower.more()
         else:
-            return _copied(follower, Path(metrics), metric, code if code >= 0 else 128 - code)
+            code = code if code >= 0 else 128 - code
+            return code if _is_copied(follower, Path(metrics), metric, code) else code or _retried(Path(directory))
 
 
-def _copied(follower: Follower, metrics: Path, metric: str, code: int) -> int:
-    """The exit code of a trial that has ended with this one: another where what it scored cannot be read. Katib would
-    take what was copied before for its result; a finished run that is started again ends at once, and is copied."""
+def _is_copied(follower: Follower, metrics: Path, metric: str, code: int) -> bool:
+    """Whether Katib has what a trial scored that has ended with this code. It would take what was copied before for its
+    result; a finished run that is started again ends at once, and is copied."""
     try:
         follower.more()
         if code == 0 and metric and _ends_without_number(metrics, metric):
             follower.without_score()
     except OSError as error:
         sys.stderr.write(f"what the trial scored is not copied: {error}\n")
-        return code or _STORAGE
-    return code
+        return False
+    return True
+
+
+def _retried(directory: Path) -> int:
+    """The exit code after which the pod is started again, as the node command would have it: of node.json, since some
+    kinds take a code as it is for the end."""
+    settings = json.loads((directory / "node.json").read_text(encoding="utf-8"))
+    return _STORAGE + int(settings["retry_exit_offset"])
 
 
 def _ends_without_number(metrics: Path, metric: str) -> bool:
