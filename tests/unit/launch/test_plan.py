@@ -366,6 +366,26 @@ def test_a_limit_of_cores_is_the_preparations_too(resources: dict[str, Any], ask
     assert (own["requests"]["cpu"], own["limits"].get("cpu")) == (asked, limit)
 
 
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({}, "8Gi"),
+        ({"limits": {"memory": "4Gi"}}, "4Gi"),
+        ({"limits": {"memory": "64Gi"}}, "8Gi"),
+        ({"memory": "6Gi", "limits": {"memory": "64Gi"}}, "6Gi"),
+    ],
+)
+def test_the_preparation_asks_for_no_more_memory_than_training_may_use(
+    resources: dict[str, Any], expected: str
+) -> None:
+    """A namespace whose pods are limited to so much refuses it, and a host of that size has no room."""
+    storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "cache"}}
+    made = render(plan(cluster=cluster_spec(storage=storage, resources=resources)))
+    (job,) = [one for one in made if one["metadata"]["name"] == "r-prepare"]
+    own = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert (own["requests"]["memory"], own["limits"]["memory"]) == (expected, expected)
+
+
 def test_the_preparation_goes_by_what_the_site_says_of_its_nodes() -> None:
     patch = {
         "hostNetwork": True,

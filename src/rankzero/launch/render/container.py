@@ -99,7 +99,7 @@ def resources(plan: Plan, role: str) -> dict[str, Any]:
     if role == labels.PREPARE_ROLE:
         most = asked.limits.cpu
         cpu = min(one for one in (asked.cpu or PREPARE_CPU, PREPARE_CPU, most) if one is not None)
-        memory = min(asked.memory or PREPARE_MEMORY, PREPARE_MEMORY, key=as_number)
+        memory = min(asked.memory or asked.limits.memory or PREPARE_MEMORY, PREPARE_MEMORY, key=as_number)
         limited = {**_cpu_limit(plan.cluster), "memory": memory}
         return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": limited}
     requests: dict[str, str] = {}
