@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def test_what_a_site_says_holds_for_it() -> None:
     )
     policy, service, deployment = tensorboard(cluster)
     assert [one["kind"] for one in (policy, service, deployment)] == ["NetworkPolicy", "Service", "Deployment"]
-    assert {one["metadata"]["name"] for one in (policy, service, deployment)} == {"tensorboard-c"}
+    (name,) = {one["metadata"]["name"] for one in (policy, service, deployment)}
+    assert name.startswith("tensorboard-c-s-")
     assert all("rankzero.dev/run" not in one["metadata"]["labels"] for one in (policy, service, deployment))
     assert policy["spec"]["ingress"] == []
     pod = deployment["spec"]["template"]["spec"]
@@ -77,3 +79,21 @@ def test_what_a_site_says_holds_for_it() -> None:
 def test_a_volume_that_ends_with_its_pod_is_none_to_look_at(storage: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="no volume that outlives their pods"):
         tensorboard(ClusterSpec.model_validate({"image": "i", "storage": storage}))
+
+
+def test_each_directory_has_a_name_of_its_own() -> None:
+    """Else the second one is shown what the first one's pod mounts, or takes it away."""
+    claim, host = {"mount": "/o", "claim": "shared"}, {"mount": "/o"}
+    more = [{**claim, "sub_path": "team/a"}, {**claim, "sub_path": "team/b"}, {**claim, "sub_path": "team-a"}]
+    more += [{**host, "host_path": "/mnt/a"}, {**host, "host_path": "/mnt/b"}]
+    more += [{**host, "host_path": "/mnt/a", "sub_path": "c"}]
+
+    def name(outputs: dict[str, str]) -> str:
+        cluster = ClusterSpec.model_validate({"image": "i", "storage": {"outputs": outputs}})
+        names = {str(one["metadata"]["name"]) for one in tensorboard(cluster)}
+        return names.pop() if len(names) == 1 else ""
+
+    assert name(claim) == "tensorboard-shared"
+    found = {name(one) for one in more}
+    assert len(found) == len(more) and "tensorboard-shared" not in found
+    assert all(re.fullmatch(r"tensorboard-[a-z0-9-]{1,27}[a-z0-9]", one) for one in found), found

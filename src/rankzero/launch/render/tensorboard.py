@@ -29,7 +29,9 @@ def tensorboard(cluster: ClusterSpec) -> list[Manifest]:
     if volume is None or (volume.claim is None and volume.host_path is None):
         hint = "name a claim: storage: {outputs: {mount: /outputs, claim: rankzero-outputs}}"
         raise ConfigError("run directories are on no volume that outlives their pods", where="storage", hint=hint)
-    name = object_name(f"tensorboard-{volume.claim or OUTPUTS}")
+    # What has a slash gets a hash: each directory has a name of its own, and a claim as a whole is called as it is.
+    directory = "/".join(filter(None, (volume.claim or OUTPUTS, volume.host_path, volume.sub_path)))
+    name = object_name(f"tensorboard-{directory}")
     pods = {SELECTED: name}
     own = {
         "app.kubernetes.io/name": "rankzero",
