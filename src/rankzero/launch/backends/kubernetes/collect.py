@@ -37,6 +37,8 @@ MOST_LOG_BYTES = 64 * 1024
 AT_ONCE = 8
 MOST_NODES = 32
 """Read one by one; more are quicker in a list."""
+_POD_NAME = re.compile(r"-\d+|-(master|worker)-\d+|-(\d+|node-0-\d+|prepare)-[a-z0-9]{5}")
+"""What follows a run's name in that of its pods, of whichever kind it is, and all that does: `r-2` is another run."""
 T = TypeVar("T")
 
 
@@ -194,13 +196,13 @@ def _about(run: str, objects: Sequence[Manifest], events: Iterable[Manifest]) ->
     """
     uids = {one["metadata"].get("uid") for one in objects}
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    derived = re.compile(rf"{re.escape(run)}(-(\d+|node|master|worker|prepare)(-.*)?)?")
     found = []
     for event in events:
         about = event.get("involvedObject") or event.get("regarding") or {}
         name = str(about.get("name", ""))
         if about.get("kind") == POD.kind:
-            gone = derived.fullmatch(name) is not None and (POD.kind, name) not in names
+            is_named_so = name.startswith(run) and _POD_NAME.fullmatch(name, len(run)) is not None
+            gone = is_named_so and (POD.kind, name) not in names
         else:
             gone = not objects and name == run
         this = about["uid"] in uids if about.get("uid") else (about.get("kind"), name) in names

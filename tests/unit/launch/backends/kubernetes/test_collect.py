@@ -102,6 +102,39 @@ def test_a_pod_is_not_blamed_for_what_its_namesake_met(bench: Bench, kind: str) 
     assert [one["metadata"]["name"] for one in bench.backend().collect("r").events] == ["now"]
 
 
+KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_not_blamed_for_what_pods_of_another_meet(bench: Bench, kind: str, there: bool) -> None:
+    """Those of `r-2` begin as those of `r` do, also when they are gone."""
+    if there:
+        running(bench, kind=kind)
+    for other in KINDS:
+        running(bench, name="r-2", kind=other)
+    for number, pod in enumerate(bench.cluster.store.of("pods")):
+        metadata = pod["metadata"]
+        if metadata["labels"]["rankzero.dev/run"] == "r-2":
+            about = {"uid": metadata["uid"], "reason": "OOMKilling", "message": "Memory cgroup out of memory"}
+            bench.cluster.store.put(event(f"e{number}", metadata["name"], **about))
+    for name in ("r-2-0-zzzzz", "r-2-node-0-1-zzzzz", "r-2-prepare-zzzzz", "r-2-worker-0", "r-2-0"):
+        bench.cluster.store.put(event(name, name, reason="OOMKilling", message="Memory cgroup out of memory"))
+    assert bench.backend().collect("r").events == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_pods_met_that_are_gone_is_the_run_s(bench: Bench, kind: str) -> None:
+    """Also where its object is gone with them."""
+    running(bench, kind=kind)
+    names = [pod["metadata"]["name"] for pod in bench.cluster.store.of("pods")]
+    bench.backend().delete("r", claims=False, say=bench.said.append)
+    for name in (*names, "r-prepare-zzzzz"):
+        bench.cluster.store.put(event(name, name))
+    found = bench.backend().collect("r").events
+    assert {one["metadata"]["name"] for one in found} == {*names, "r-prepare-zzzzz"}
+
+
 def test_a_run_that_was_deleted_is_told_from_its_last_events(bench: Bench) -> None:
     bench.cluster.store.put(event("e", "r", kind="Job", reason="Completed", message="Job completed"))
     assert [one.code for one in run_status(bench.backend().collect("r")).findings] == ["removed"]
