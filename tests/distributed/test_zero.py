@@ -94,7 +94,8 @@ def test_adapters_through_the_product_s_launcher_with_a_user_s_file(
     from transformers import AutoModelForCausalLM
 
     own_file = tmp_path / "ds.json"
-    own_file.write_text(json.dumps({"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "bf16": "auto"}))
+    zero = {"stage": 2, "reduce_bucket_size": 500, "round_robin_gradients": True}
+    own_file.write_text(json.dumps({"zero_optimization": zero, "bf16": "auto"}))
     spec = zero_spec(tmp_path, tiny, "adapters", train__sharding="zero2", train__deepspeed=str(own_file))
     assert run_processes_here(spec, 2)["world_size"] == 2
     assert_same_curve(spec, replicas["adapters"])

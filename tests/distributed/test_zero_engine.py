@@ -15,8 +15,11 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import process_group, sum_over_ranks, world_from_env
 from rankzero.engine.parallel.base import Snapshot
 from rankzero.engine.parallel.formats import NothingToWrite, ShardedSnapshot, WholeSnapshot
+from rankzero.engine.parallel.zero import parallel as zero_parallel
+from rankzero.engine.parallel.zero.engine import Trained
 from rankzero.engine.parallel.zero.parallel import Zero
 from rankzero.engine.setup import to_train
+from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
 from tests.support.runs import small_spec
@@ -45,6 +48,13 @@ def test_weights_come_from_the_main_rank_alone(tmp_path: Path, tiny: Path) -> No
     found, wanted = load_file(tmp_path / "found.safetensors"), load_file(tiny / "model.safetensors")
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_weights_that_deepspeed_finds_elsewhere_stop_the_start(sharding: str, tmp_path: Path, tiny: Path) -> None:
+    """They would be saved under each other's names, and nothing of the training would show it."""
+    spec = small_spec(tmp_path, tiny, lora=None, train__sharding=sharding)
+    assert in_ranks(misplacing_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
 
 
 def said(directory: Path) -> str:
@@ -167,3 +177,21 @@ def meta_rank(directory: Path, text: str, tiny: str) -> None:
         state = zero.export_state()
         if world.is_main and state is not None:
             save_file(state, directory / "found.safetensors")
+
+
+def misplacing_rank(directory: Path, text: str, tiny: str) -> None:
+    spec, world = RunSpec.model_validate_json(text), world_from_env(dict(os.environ))
+    with process_group(world, CPU, dict(os.environ)), pytest.MonkeyPatch.context() as patch:
+        begin = zero_parallel.start
+
+        def start_and_move(*args: Any) -> Any:
+            engine = begin(*args)
+            if world.rank == 1:  # the others hear of it
+                Trained(engine, args[2]).parts[0].data.mul_(2)
+            return engine
+
+        patch.setattr(zero_parallel, "start", start_and_move)
+        with pytest.raises(ConfigError, match="DeepSpeed .* holds other values") as refused:
+            model = tiny_causal(spec, tiny, torch.float32)
+            Zero(model, adamw, spec=spec, world=world, device=CPU, dtype=torch.float32)
+        assert refused.value.problems[0].hint

@@ -12,7 +12,7 @@ import torch
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
-from rankzero.engine.parallel.zero.config import effective_config, ignored_keys
+from rankzero.engine.parallel.zero.config import effective_config, ignored_keys, left_off
 from rankzero.engine.parallel.zero.parallel import deepspeed_config
 from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import RunSpec
@@ -164,8 +164,17 @@ def test_the_spec_s_offload_stands_over_the_file_s(tmp_path: Path) -> None:
     assert effective_config(spec, 2, torch.float32)["zero_optimization"]["offload_optimizer"] == IN_MEMORY
 
 
+@pytest.mark.parametrize("said", [True, False, "auto"])
+def test_an_order_in_which_weights_are_not_found_is_left_off(said: Any, tmp_path: Path) -> None:
+    """It is faster, so files have it, and DeepSpeed then finds each weight where another one is."""
+    theirs = {"zero_optimization": {"stage": 2, "round_robin_gradients": said}}
+    spec = own_file(tmp_path, theirs, sharding="zero2")
+    assert effective_config(spec, 2, torch.float32)["zero_optimization"].get("round_robin_gradients", False) is False
+    assert left_off(spec) == (["zero_optimization.round_robin_gradients"] if said is True else [])
+
+
 def test_no_file_ignores_nothing() -> None:
-    assert ignored_keys(spec_with(sharding="zero2")) == []
+    assert ignored_keys(spec_with(sharding="zero2")) == left_off(spec_with(sharding="zero2")) == []
 
 
 def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ REFUSED_IN_ZERO = {
 }
 """Options with which losses or saved weights would no longer be those of the other ways to shard; and their value
 that changes nothing."""
+LEFT_OFF_IN_ZERO = {"round_robin_gradients": False}
+"""Options that make nothing but speed, and with which DeepSpeed finds a weight where another one is; and what they are
+set to. Published files have them, so they are no error."""
 
 
 def effective_config(spec: RunSpec, world_size: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -99,6 +102,7 @@ def effective_config(spec: RunSpec, world_size: int, dtype: torch.dtype) -> dict
     merged = _merge(made, passed_on)
     if spec.train.offload != "none":
         merged[ZERO] |= {key: value for key, value in made[ZERO].items() if key.startswith("offload_")}
+    merged[ZERO] |= {key: value for key, value in LEFT_OFF_IN_ZERO.items() if key in merged[ZERO]}
     return merged
 
 
@@ -107,6 +111,14 @@ def ignored_keys(spec: RunSpec) -> list[str]:
     if spec.train.deepspeed is None:
         return []
     return sorted(key for key, value in _read(Path(spec.train.deepspeed)).items() if _is_ignored(key, value))
+
+
+def left_off(spec: RunSpec) -> list[str]:
+    """What the user's file asks for and the run goes without. Raises ConfigError."""
+    if spec.train.deepspeed is None:
+        return []
+    zero = _read(Path(spec.train.deepspeed)).get(ZERO, {})
+    return [f"{ZERO}.{key}" for key, off in LEFT_OFF_IN_ZERO.items() if zero.get(key) not in (None, off, AUTO)]
 
 
 def computes_in_bfloat16(spec: RunSpec, dtype: torch.dtype) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World
+from rankzero.engine.distributed import World, sum_over_ranks
 from rankzero.engine.parallel.zero.config import ZERO
 from rankzero.errors import ConfigError, Problem
 
@@ -180,6 +180,44 @@ class Trained:
         """This rank's float32 parts of the weights, laid end to end: what the inner optimizer works on."""
         zero = self._zero
         return list(zero.fp32_partitioned_groups_flat if self._stage_3 else zero.single_partition_of_fp32_groups)
+
+    def require_same_weights(self, named: dict[str, torch.nn.Parameter], device: torch.device) -> None:
+        """Raise ConfigError, on every rank, where DeepSpeed finds other float32 values of a weight than the model
+        computes with: what is saved would be wrong in silence. A collective of a number for each weight: ranks look at
+        their own parts alone."""
+        same = [self._same_values(parameter).to(device) for parameter in named.values()]
+        total = sum_over_ranks(torch.stack(same)).tolist()
+        shapes = [getattr(parameter, "ds_shape", parameter.shape) for parameter in named.values()]
+        wrong = [name for name, n, shape in zip(named, total, shapes, strict=True) if n != shape.numel()]
+        if wrong:
+            import deepspeed
+
+            raise ConfigError(
+                f"DeepSpeed {deepspeed.__version__} holds other values of {len(wrong)} weights than are computed with, "
+                f"such as {wrong[0]}",
+                where="train.sharding",
+                hint="take train.sharding: fsdp, or leave options out of the file of train.deepspeed",
+            )
+
+    def _same_values(self, parameter: Any) -> torch.Tensor:
+        """How many values of a weight this rank's part of it has as they are computed with."""
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        if self._stage_3:
+            computed, own = parameter.ds_tensor.flatten(), safe_get_local_fp32_param(parameter).flatten()
+            length = min(len(own), max(0, parameter.ds_numel - len(own) * dist.get_rank()))  # zeros are behind its end
+            computed, own = computed[:length], own[:length]
+        elif parameter._hp_mapping is None:
+            return torch.zeros((), dtype=torch.int64)
+        else:
+            place, own = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment
+            computed = parameter.detach().flatten()[place.start :][: place.numel]
+        computed = computed.to(own.device)
+        rounded = own.to(computed.dtype)
+        if torch.equal(rounded, computed):
+            return torch.tensor(rounded.numel())
+        same: torch.Tensor = (rounded == computed) | (rounded.isnan() & computed.isnan())
+        return same.sum()
 
     def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """The float32 weight, on the device that computes. A collective."""

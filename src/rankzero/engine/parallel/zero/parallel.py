@@ -30,7 +30,7 @@ from rankzero.engine.parallel.formats import (
 )
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.placing import check_same_model
-from rankzero.engine.parallel.zero.config import computes_in_bfloat16, effective_config, ignored_keys
+from rankzero.engine.parallel.zero.config import computes_in_bfloat16, effective_config, ignored_keys, left_off
 from rankzero.engine.parallel.zero.engine import (
     Trained,
     check_options,
@@ -88,6 +88,9 @@ class Zero:
         ignored = ignored_keys(spec)
         if ignored:
             logger.info("[MODEL] %s: the run spec decides %s", spec.train.deepspeed, ", ".join(ignored))
+        for key in left_off(spec):
+            words = "[MODEL] %s: %s is left off: with it DeepSpeed takes weights for one another"
+            logger.info(words, spec.train.deepspeed, key)
         join_processes(deepspeed, world, device)
         check_same_model(module)
         self._adapters = isinstance(module, PeftModel)
@@ -103,6 +106,7 @@ class Zero:
         self.optimizer = _optimizer_for(self._parameters, shapes, make_optimizer, self._device)
         self.model = start(deepspeed, module, self.optimizer, config)
         self._trained = Trained(self.model, self.optimizer)
+        self._trained.require_same_weights(self._parameters, self._device)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self.model.set_gradient_accumulation_boundary(last)
