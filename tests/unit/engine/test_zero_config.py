@@ -185,7 +185,7 @@ def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:
             "stage": 2,
             "zero_quantized_weights": True,
             "zero_hpz_partition_size": 8,
-            "offload_optimizer": {"device": "nvme", "nvme_path": "/local"},
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "super_offload": True, "ratio": 0.5},
         },
     }
     assert problems(own_file(tmp_path, theirs)) == {
@@ -195,7 +195,25 @@ def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:
         "ds.json zero_optimization.zero_hpz_partition_size": "this changes what is computed or saved",
         "ds.json zero_optimization.zero_quantized_weights": "this changes what is computed or saved",
         "ds.json zero_optimization.offload_optimizer.device": "offload to nvme is not supported",
+        "ds.json zero_optimization.offload_optimizer.super_offload": "checkpoints would lack the optimizer's state",
+        "ds.json zero_optimization.offload_optimizer.ratio": "a part of the optimizer's state cannot be offloaded",
     }
+
+
+@pytest.mark.parametrize(
+    ("section", "train"),
+    [
+        ({"device": "cpu", "super_offload": False, "ratio": 1}, {}),
+        ({"device": "cpu", "super_offload": "auto", "ratio": None}, {}),
+        ({"device": "none", "ratio": 0.5}, {}),
+        ({"device": "cpu", "super_offload": True, "ratio": 0.5}, {"offload": "optimizer"}),
+        ({"device": "cpu", "super_offload": True}, {"sharding": "zero2"}),
+    ],
+    ids=["off", "automatic", "not offloaded", "the spec's instead", "of another stage"],
+)
+def test_options_of_offload_that_have_no_effect(section: dict[str, Any], train: dict[str, Any], tmp_path: Path) -> None:
+    spec = own_file(tmp_path, {"zero_optimization": {"stage": "auto", "offload_optimizer": section}}, **train)
+    assert effective_config(spec, 2, torch.float32)["zero_optimization"]["offload_optimizer"]
 
 
 @pytest.mark.parametrize(

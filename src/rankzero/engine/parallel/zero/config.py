@@ -200,11 +200,22 @@ def _problems(theirs: Mapping[str, Any], path: Path, spec: RunSpec) -> Iterator[
     for key, harmless in REFUSED_IN_ZERO.items():
         if zero.get(key) not in (None, harmless, AUTO):
             yield Problem("this changes what is computed or saved", f"{path} {ZERO}.{key}", "take it out of the file")
+    yield from _problems_of_offload(zero, f"{path} {ZERO}", spec)
+
+
+def _problems_of_offload(zero: Mapping[str, Any], where: str, spec: RunSpec) -> Iterator[Problem]:
     for key in ("offload_optimizer", "offload_param"):
         section = zero.get(key)
-        device = section.get("device") if isinstance(section, dict) else None
-        if device not in (None, "none", "cpu"):
-            yield Problem(f"offload to {device} is not supported", f"{path} {ZERO}.{key}.device", 'write "cpu"')
+        if isinstance(section, dict) and (device := section.get("device")) not in (None, "none", "cpu"):
+            yield Problem(f"offload to {device} is not supported", f"{where}.{key}.device", 'write "cpu"')
+    section = zero.get("offload_optimizer")
+    if not isinstance(section, dict) or spec.train.offload != "none" or spec.train.sharding != "zero3":
+        return  # the spec's stands in its place; in stage 2 they do nothing, or DeepSpeed refuses them itself
+    where, hint = f"{where}.offload_optimizer", "take it out of the file"
+    if section.get("super_offload") not in (None, False, AUTO):
+        yield Problem("checkpoints would lack the optimizer's state", f"{where}.super_offload", hint)
+    if section.get("ratio") not in (None, 1, AUTO) and section.get("device") not in (None, "none"):
+        yield Problem("a part of the optimizer's state cannot be offloaded", f"{where}.ratio", hint)
 
 
 def _is_ignored(key: str, value: Any) -> bool:

@@ -172,7 +172,7 @@ class Trained:
     """The trained weights of an engine and their optimizer state, whole, though each rank holds parts of them."""
 
     def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
-        self._zero, self._optimizer = engine.optimizer, optimizer
+        self._engine, self._zero, self._optimizer = engine, engine.optimizer, optimizer
         self._stage_3 = engine.zero_optimization_stage() == 3
 
     @property
@@ -239,11 +239,17 @@ class Trained:
             parameter.data.copy_(value)
 
     def state_names(self) -> list[str]:
-        """Names of what the optimizer keeps for every weight; none before its first step."""
-        self._link_state()
+        """Names of what the optimizer keeps for every weight; none before its first step.
+
+        Raises RuntimeError where it has made one and keeps nothing: DeepSpeed has stepped with something else.
+        """
         part = self.parts[0]
         state = self._optimizer.state.get(part, {})
-        return [key for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape]
+        names = [key for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape]
+        if not names and self._engine.global_steps > self._engine.skipped_steps:
+            raise RuntimeError("DeepSpeed has made steps and keeps no state of its optimizer: none could be saved")
+        self._link_state()
+        return names
 
     def state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
         """What the optimizer keeps for a weight, in its shape, on the device that computes. A collective."""
