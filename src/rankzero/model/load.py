@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -36,6 +36,7 @@ from rankzero.model.quantize import forget_packing, keep_layout, outline_packed,
 from rankzero.model.source import ModelSource
 from rankzero.model.tying import say_whether_tied, tie_as_stored
 from rankzero.model.unread import check_unread
+from rankzero.model.weights import saved_buffers
 from rankzero.process_wide import ProcessWide
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
@@ -340,9 +341,9 @@ def empty_model(
             where=str(spec.local_dir or spec.name),
             hint="check it against the model's Hub page; a newer transformers may know what it says",
         ) from error
-    for name in kept_in_float32(model, dtype):  # as loading does
-        parameter = model.get_parameter(name)
-        parameter.data = parameter.data.to(torch.float32)
+    state = dict(model.named_parameters()) | saved_buffers(model)
+    for name in _planned_in_float32(model, dtype, state):  # as loading does
+        state[name].data = state[name].data.to(torch.float32)
     if packed:
         outline_packed(model, spec.quantization, dtype)
         keep_layout(model)
@@ -354,8 +355,11 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> frozenset[str]:
     """Names of the parameters that the architecture has in float32 where the others are `dtype`: routers that would
     choose other experts if they were rounded, for one. A model with adapters computes with its base as it was loaded.
     """
+    return _planned_in_float32(model, dtype, (name for name, _ in model.named_parameters()))
+
+
+def _planned_in_float32(model: Any, dtype: torch.dtype, names: Iterable[str]) -> frozenset[str]:
     plan = model._get_dtype_plan(dtype) if isinstance(model, PreTrainedModel) else {}
-    names = [name for name, _ in model.named_parameters()] if plan else []
     return frozenset(name for name in names if any(fnmatch(name, f"*{pattern}*") for pattern in plan))
 
 

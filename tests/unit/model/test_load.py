@@ -216,6 +216,7 @@ def test_an_empty_model_is_the_loaded_one_without_memory(name: str, dtype: torch
     assert {n: (p.shape, p.dtype) for n, p in empty.named_parameters()} == {
         n: (p.shape, p.dtype) for n, p in full.named_parameters()
     }
+    assert {n: b.dtype for n, b in empty.named_buffers()} == {n: b.dtype for n, b in full.named_buffers()}
     assert all(parameter.is_meta for parameter in empty.parameters())
     assert type(empty) is type(full)
 

@@ -24,9 +24,13 @@ def keep_as_stored(module: torch.nn.Module, like: torch.nn.Module) -> None:
     """Have `take_from_main` give each parameter the precision that it has in `like`, the same module on meta.
 
     As long as they are as their files have them, weights are the files' pages, which take no memory of the process.
+    Buffers, which are small, have that precision at once.
     """
     for name, parameter in like.named_parameters():
         module.get_parameter(name).held_as = parameter.dtype  # type: ignore[attr-defined]
+    for name, buffer in like.named_buffers():
+        own = module.get_buffer(name)
+        own.data = own.data.to(buffer.dtype)
 
 
 def _held_as(tensor: torch.Tensor) -> torch.dtype:
