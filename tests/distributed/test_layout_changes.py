@@ -90,7 +90,16 @@ def test_zero_with_the_others(method: str, tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bfloat16_computed")
-@pytest.mark.parametrize("layouts", [("ddp", "fsdp"), ("fsdp", "ddp")])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ("ddp", "fsdp"),
+        ("fsdp", "ddp"),
+        pytest.param(("ddp", "zero2"), marks=NEEDS_DEEPSPEED),
+        pytest.param(("zero3", "ddp"), marks=NEEDS_DEEPSPEED),
+    ],
+    ids="-".join,
+)
 def test_a_tower_that_is_not_trained_stays_as_it_was(layouts: tuple[str, str], tmp_path: Path) -> None:
     """Its files are float32, and it is computed with in bfloat16."""
     vision_families.save("smolvlm", tmp_path / "model")

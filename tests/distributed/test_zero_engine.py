@@ -139,6 +139,9 @@ def bfloat16_rank(directory: Path, text: str, tiny: str) -> None:
             return Zero(tiny_causal(spec, tiny, dtype), adamw, spec=spec, world=world, device=CPU, dtype=dtype)
 
         zero = make()
+        begun, stored = zero.export_state() or {}, tiny_causal(spec, tiny, dtype).state_dict()
+        assert bool(begun) == world.is_main
+        assert all(torch.equal(begun[name], stored[name]) for name in begun), "float32 weights begin as they are stored"
         first = zero_step(zero, world.rank)
         _, not_finite = zero_step(zero, world.rank, move=False, poison=float("nan"))
         assert not torch.tensor(not_finite).isfinite()

@@ -337,8 +337,7 @@ def own_model(
     if received and not is_main:
         packed = spec.model.quantization != "none"
         return make_model(spec, inputs, device, dtype, attention, empty=True, packed=True) if packed else shape
-    by_block = received and sharding_section(sharding).cut_by_block
-    stored = precision_as_stored(spec, inputs) if by_block else None
+    stored = precision_as_stored(spec, inputs, sharding, dtype)
     model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
     if spec.lora is None:
         freeze_as(model, shape)
@@ -347,12 +346,16 @@ def own_model(
     return model
 
 
-def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
-    """What a full fine-tune's weights are loaded in where blocks are cut one by one: as the files have them, so that
-    they stay there until then. None where the files mix precisions, of which one would be rounded, or where adapters
-    are made like their base."""
-    known = STORED.get(stored_precision(inputs.source.weights) or "") if spec.lora is None else None
-    return known if known is not None and inputs.kind != "classifier" else None
+def precision_as_stored(spec: RunSpec, inputs: Inputs, sharding: Sharding, dtype: torch.dtype) -> torch.dtype | None:
+    """What a full fine-tune's weights are loaded in where blocks are cut one by one, or what has its own masters rounds
+    the rest: as the files have them, so that they stay there until then. Where the files mix precisions, of which one
+    would be rounded, or a head is drawn: float32, or None where weights are held in that anyway."""
+    section = sharding_section(sharding)
+    rounds = section.own_masters and weights_dtype(spec, dtype) is not torch.float32
+    if spec.lora is not None or not (section.cut_by_block or rounds):
+        return None
+    known = STORED.get(stored_precision(inputs.source.weights) or "") if inputs.kind != "classifier" else None
+    return known or (torch.float32 if rounds else None)
 
 
 def steps_of(
@@ -371,7 +374,7 @@ def steps_of(
 
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
-    """What the weights are loaded in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
+    """What the weights are held in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
     if spec.lora is not None:
         return dtype
     own_masters = sharding_section(spec.train.sharding).own_masters

@@ -187,8 +187,8 @@ class Trained:
         their own parts alone."""
         same = [self._same_values(parameter).to(device) for parameter in named.values()]
         total = sum_over_ranks(torch.stack(same)).tolist()
-        shapes = [getattr(parameter, "ds_shape", parameter.shape) for parameter in named.values()]
-        wrong = [name for name, n, shape in zip(named, total, shapes, strict=True) if n != shape.numel()]
+        whole = [shape_of(parameter).numel() for parameter in named.values()]
+        wrong = [name for name, found, wanted in zip(named, total, whole, strict=True) if found != wanted]
         if wrong:
             import deepspeed
 
@@ -228,15 +228,22 @@ class Trained:
     def set_weight(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
         """Put a float32 weight in place, also where the model computes with it. A collective."""
         from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
+        self.set_master(parameter, value)
         if not self._stage_3:
-            safe_set_full_fp32_param(parameter, value)
             parameter.data.copy_(value)
             return
-        safe_set_local_fp32_param(parameter, self._mine(parameter, value))
         with GatheredParameters([parameter], modifier_rank=0):
             parameter.data.copy_(value)
+
+    def set_master(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        """Put a float32 weight in place for the optimizer alone. Not a collective."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+        if self._stage_3:
+            safe_set_local_fp32_param(parameter, self._mine(parameter, value))
+        else:
+            safe_set_full_fp32_param(parameter, value)
 
     def state_names(self) -> list[str]:
         """Names of what the optimizer keeps for every weight; none before its first step.
@@ -295,6 +302,19 @@ class Trained:
         flat = value.detach().reshape(-1)
         part = flat[min(len(flat), length * dist.get_rank()) :][:length].float()
         return torch.nn.functional.pad(part, (0, length - len(part)))
+
+
+def as_stored(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """By name, the weights that bfloat16 would round, as they are now, also when DeepSpeed has them: in the memory that
+    they have, which may be their files' pages."""
+    values = {name: p.detach() for name, p in module.named_parameters() if p.is_floating_point() and not p.is_meta}
+    return {name: value for name, value in values.items() if not torch.equal(value.bfloat16().to(value), value)}
+
+
+def shape_of(parameter: Any) -> torch.Size:
+    """Of a whole weight, of which this rank may have a part."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def whole_frozen(parameter: Any) -> torch.Tensor:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World
+from rankzero.engine.distributed import World, broadcast_object
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
@@ -33,12 +34,14 @@ from rankzero.engine.parallel.placing import check_same_model
 from rankzero.engine.parallel.zero.config import computes_in_bfloat16, effective_config, ignored_keys, left_off
 from rankzero.engine.parallel.zero.engine import (
     Trained,
+    as_stored,
     check_options,
     cut_weights,
     drop_gradients,
     gradient_norm,
     import_deepspeed,
     join_processes,
+    shape_of,
     start,
     whole_frozen,
 )
@@ -97,8 +100,10 @@ class Zero:
         self._cut = Cut(world, device)
         self._layout = file_layout(module)
         shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        rounds = computes_in_bfloat16(spec, dtype)
+        stored = as_stored(module) if rounds and world.is_main else {}
         if spec.train.sharding == "zero3":
-            held = torch.bfloat16 if computes_in_bfloat16(spec, dtype) else None
+            held = torch.bfloat16 if rounds else None
             cut_weights(deepspeed, module, config, self._device, held)
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._shapes = shapes
@@ -106,7 +111,25 @@ class Zero:
         self.optimizer = _optimizer_for(self._parameters, shapes, make_optimizer, self._device)
         self.model = start(deepspeed, module, self.optimizer, config)
         self._trained = Trained(self.model, self.optimizer)
+        self._frozen: Tensors = {}
+        """This rank's rows, on the CPU, of what rounding has changed and nothing moves: results have it as it was."""
+        self._take_unrounded(stored)
         self._trained.require_same_weights(self._parameters, self._device)
+
+    def _take_unrounded(self, stored: Tensors) -> None:
+        """Begin with what the main rank's weights, `stored`, were before they were rounded. A collective, for one after
+        the other; `stored` is empty afterwards."""
+        parameters = dict(self.module.named_parameters())
+        for name in broadcast_object(list(stored)):
+            parameter = parameters[name]
+            whole = torch.empty(shape_of(parameter), dtype=torch.float32, device=self._device)
+            if self._world.is_main:
+                whole.copy_(stored.pop(name))
+            dist.broadcast(whole, src=0)
+            if parameter.requires_grad:
+                self._trained.set_master(parameter, whole)
+            else:
+                self._frozen[name] = self._rows(whole)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self.model.set_gradient_accumulation_boundary(last)
@@ -171,9 +194,13 @@ class Zero:
         """What a checkpoint has of the model, whole, one after the other. A collective."""
         saved = set(self._layout.names.values())
         for name, parameter in self.module.named_parameters():
-            if name in saved:
-                trained = parameter.requires_grad
-                yield name, self._trained.weight(parameter) if trained else whole_frozen(parameter).float()
+            if name not in saved:
+                continue
+            if parameter.requires_grad:
+                yield name, self._trained.weight(parameter)
+            else:
+                own = self._frozen.get(name)
+                yield name, whole_frozen(parameter).float() if own is None else self._whole(own)
         yield from ((name, buffer) for name, buffer in saved_buffers(self.module).items() if name in saved)
 
     def _state(self) -> Named:
