@@ -92,6 +92,23 @@ def test_a_run_without_an_intact_checkpoint_begins_again_and_says_so(
     assert [row["step"] for row in metrics(spec)] == list(range(1, 13))
 
 
+@pytest.mark.parametrize("name", [ADAPTER, "manifest.json"])
+def test_a_finished_run_stays_finished_though_no_checkpoint_is_intact(
+    name: str, tmp_path: Path, tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its result is. One that had gone on beyond it begins again."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=2)
+    report = run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    before = run_dir.final.stat().st_ino
+    cut_off(run_dir.checkpoint(2) / name)
+    capfd.readouterr()
+    assert run_here(spec) == report and run_dir.final.stat().st_ino == before and len(metrics(spec)) == 2
+    assert "checkpoint step-2 is damaged" in capfd.readouterr().err
+    run_dir.report.unlink()  # as the first start does that goes on
+    assert run_here(spec)["steps"] == 2 and "no checkpoint is intact: the run begins again" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("damage", [flip, cut_off])
 def test_the_result_is_made_from_the_best_checkpoint_that_is_intact(
     damage: Any, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

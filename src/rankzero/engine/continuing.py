@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
 from rankzero.run_dir.setting import is_same_setting, newest_manifest, result_alone
+from rankzero.run_dir.steps import furthest
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import rows_taken
@@ -83,11 +85,19 @@ def find_checkpoint(
 
 
 def _looked(run_dir: RunDir) -> tuple[Found, dict[str, Any] | None, dict[str, Any]]:
-    """Checkpoints, the result where there is none of them, and what is kept of the rows. One that is set aside as
-    damaged leaves its run to be made again."""
+    """Checkpoints, the result where none of them is intact, and what is kept of the rows. Damaged ones that are newer
+    than the result leave their run to be made again."""
     found = find_checkpoints(run_dir, logger.warning)
-    alone = None if found.newest is not None or found.damaged else result_alone(run_dir)
-    return found, alone, kept_summary(run_dir)
+    is_alone = found.newest is None and not _are_beyond(run_dir, found.damaged)
+    return found, result_alone(run_dir) if is_alone else None, kept_summary(run_dir)
+
+
+def _are_beyond(run_dir: RunDir, damaged: Collection[int]) -> bool:
+    """Whether checkpoints are of a start that went on from the result: the first thing that one removes is the
+    report."""
+    with not_read_errors(run_dir.report):
+        report = run_dir.report.read_bytes() if there(run_dir.report) else b""
+    return bool(damaged) and furthest(damaged, report) > furthest((), report)
 
 
 def set_aside(run_dir: RunDir, found: Found) -> None:
