@@ -327,7 +327,7 @@ def begin_records(
         )
     )
     if deepspeed is not None:
-        write_json(run_dir.root / "deepspeed.json", deepspeed)
+        write_json(run_dir.deepspeed, deepspeed)
 
 
 def require_one_volume(run_dir: RunDir, world: World) -> None:

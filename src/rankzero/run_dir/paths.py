@@ -25,7 +25,11 @@ _OF_A_RUN = (
     *("environment.json", "data.json", "report.json", "report.html", "eval.json", "goodput.json", "error.json"),
     *("metrics.jsonl", "samples.jsonl", "saves.jsonl", "starts.jsonl", "restarts.jsonl"),
 )
-"""Any of them is there from before its run.yaml to the end."""
+"""Any of them is there from before its run.yaml to the end, and in no other directory."""
+_WRITTEN = ("run.yaml", *_OF_A_RUN, "deepspeed.json", "pass-limit.json", MERGE, "stop", ".eval.lock")
+"""All that a run writes or removes here; also what has such a name elsewhere, and says of no directory that it is a
+run's."""
+_HELD = ("lease.json", "environment.json")
 _STEP = re.compile(r"step-(\d{1,18})")
 _ASIDE = "damaged-"
 
@@ -59,7 +63,13 @@ class RunDir:
     def writes(self, path: str) -> bool:
         """Whether a path is that of a file which a run writes here."""
         place, name = os.path.split(os.path.realpath(path))
-        return name in ("run.yaml", *_OF_A_RUN) and place == os.path.realpath(self.root)
+        return name in _WRITTEN and place == os.path.realpath(self.root)
+
+    def not_its_own(self) -> list[Path]:
+        """What lies here though no run has been here, and would be written over by one."""
+        if any(os.path.lexists(self.root / name) for name in _HELD):
+            return []
+        return [path for name in _WRITTEN if os.path.lexists(path := self.root / name)]
 
     @property
     def spec(self) -> Path:
@@ -68,6 +78,11 @@ class RunDir:
     @property
     def environment(self) -> Path:
         return self.root / "environment.json"
+
+    @property
+    def deepspeed(self) -> Path:
+        """What DeepSpeed is configured with, where it has a part in the run."""
+        return self.root / "deepspeed.json"
 
     @property
     def metrics(self) -> Path:

@@ -4,8 +4,10 @@ neither data nor weights."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem
@@ -24,10 +26,12 @@ from rankzero.spec.diff import (
     other_places,
     perhaps_the_same,
 )
-from rankzero.spec.local_paths import local_part, path_fields
+from rankzero.spec.local_paths import path_fields, path_read, stands_for
 from rankzero.spec.run_spec import RunSpec
 
 _UNREADABLE = "it was made by a version of rankzero whose specs this one does not read"
+_READ = ("data", "file")
+"""Of the fields that name something here, those whose files may have names that a run gives."""
 _MADE_OF = ("model", "tokenizer", "data")
 """Of the identities, those that a result is made of."""
 
@@ -58,14 +62,21 @@ def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, allowed: Collection
 def _would_be_replaced(run_dir: RunDir, spec: RunSpec) -> list[Problem]:
     """Somebody's own run.yaml, and what the run reads, where the run writes files of these names."""
     hint = "results have a directory of their own: give another output_dir, or another name"
-    parts = [(field, local_part(field, run_dir.root)) for field in path_fields(spec) if field.kind in ("data", "file")]
-    what = f"the run would write over it, in its directory {run_dir.root}"
-    found = [
-        Problem(what, field.field, hint) for field, part in parts if part is not None and run_dir.writes(part.path)
-    ]
+    read = {field.field: path_read(field, run_dir.root) for field in path_fields(spec) if field.kind in _READ}
+    replaced = {field: _written_over(path, run_dir) for field, path in read.items() if path is not None}
+    what = f"in its directory, {run_dir.root}, the run would write over"
+    found = [Problem(f"{what} {name}", field, hint) for field, name in replaced.items() if name]
     if is_by_hand(run_dir):
         found.append(Problem("no run wrote this run.yaml, and one would write over it", str(run_dir.spec), hint))
     return found
+
+
+def _written_over(path: str, run_dir: RunDir) -> str:
+    """The name of what lies at a path, or of a file that a pattern or a directory stands for, where the run writes over
+    it; else ""."""
+    if run_dir.writes(path):
+        return Path(os.path.realpath(path)).name
+    return next((file.name for file in run_dir.not_its_own() if stands_for(path, file)), "")
 
 
 def others_run(

@@ -12,6 +12,8 @@ Place = Literal["local", "url", "hub"]
 FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet", ".arrow")
 PACKED_SUFFIXES = (".gz", ".zst", ".zstd", ".xz", ".bz2")
 
+_LOCAL_PROTOCOLS = ("file://", "local://")
+
 _SAMPLE = re.compile(r"(?P<rest>.+)#(?P<count>[0-9]+)", re.DOTALL)
 _HUB = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?"
@@ -90,6 +92,13 @@ def parse_data_path(text: str, exists: Callable[[str], bool]) -> DataPath:
     if hub is None or hub["name"].lower().endswith(FILE_SUFFIXES + PACKED_SUFFIXES):
         return DataPath("local", text)
     return DataPath("hub", hub["name"], hub["subset"], hub["split"], hub["revision"], _row_slice(hub["rows"]))
+
+
+def without_protocol(path: DataPath) -> DataPath:
+    """The same, where a URL is that of a path here as one."""
+    if path.place != "url" or not path.path.startswith(_LOCAL_PROTOCOLS):
+        return path
+    return DataPath("local", path.path.partition("://")[2], sample=path.sample)
 
 
 def _row_slice(text: str | None) -> RowSlice | None:

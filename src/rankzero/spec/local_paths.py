@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.data_paths import FILE_SUFFIXES, parse_data_path, without_protocol
 from rankzero.spec.names import PLAIN_TEMPLATE
 
 if TYPE_CHECKING:
@@ -127,6 +127,15 @@ def local_part(field: PathField, base: Path) -> LocalPart | None:
     return None if "://" in text else LocalPart(text)
 
 
+def path_read(field: PathField, base: Path) -> str | None:
+    """The absolute path, or the pattern, of what a field has read; None for what is not here."""
+    if field.kind == "data":
+        meant = without_protocol(parse_data_path(field.text, lambda path: os.path.exists(in_base(path, base))))
+        return in_base(meant.path, base) if meant.place == "local" else None
+    part = local_part(field, base)
+    return None if part is None else in_base(part.path, base)
+
+
 def in_base(path: str, base: Path) -> str:
     """The path as an absolute one. `~` is the user's home; a pattern stays one, whatever the base is called."""
     path = os.path.expanduser(path)
@@ -138,6 +147,14 @@ def in_base(path: str, base: Path) -> str:
 def is_pattern(path: str, base: Path) -> bool:
     """Whether it stands for all files that match it. A name that exists is that file."""
     return glob.has_magic(path) and not os.path.exists(os.path.join(base, path))
+
+
+def stands_for(path: str, file: Path) -> bool:
+    """Whether data at an absolute path, pattern or directory, are in this file among others."""
+    if os.path.isdir(path):
+        return file.suffix in FILE_SUFFIXES and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(path))
+    matched = glob.glob(path, recursive=True) if glob.has_magic(path) else ()
+    return any(os.path.realpath(found) == os.path.realpath(file) for found in matched)
 
 
 def is_there(path: str) -> bool:

@@ -96,6 +96,62 @@ def test_what_somebody_has_put_into_the_directory_is_not_written_over(tmp_path: 
     refuse_foreign_directory(RunDir(root), elsewhere, ())
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("data.json", "{root}/data*.json"),
+        ("samples.jsonl", "{root}/**/*.jsonl#4"),
+        ("data.json", "file://{root}/data.json"),
+        ("metrics.jsonl", "file://{root}/*.jsonl"),
+        ("metrics.jsonl", "{root}"),
+        ("data.json", "{root}/.."),
+        ("pass-limit.json", "{root}/pass-limit.json"),
+        ("merge.json", "{root}/*.json"),
+        ("stop", "{root}/stop"),
+    ],
+)
+def test_rows_are_not_written_over_however_they_are_named(tmp_path: Path, name: str, text: str) -> None:
+    root = tmp_path / "r"
+    root.mkdir()
+    wanted = spec(tmp_path, data={"train": [{"path": text.format(root=root)}]})
+    (root / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"would write over {name}") as caught:
+        refuse_foreign_directory(RunDir(root), wanted, ())
+    assert [problem.where for problem in caught.value.problems] == ["data.train[0].path"]
+
+
+def test_what_a_run_wrote_itself_keeps_it_from_nothing(tmp_path: Path) -> None:
+    """Where runs are in the directory of the rows, their files are found among those."""
+    root = tmp_path / "r"
+    root.mkdir()
+    (root / "rows.jsonl").write_text("{}")
+    beside, below = (spec(tmp_path, data={"train": text}) for text in (f"{tmp_path}/*.jsonl", f"{tmp_path}/**/*.jsonl"))
+    refuse_foreign_directory(RunDir(root), below, ())
+    (root / "metrics.jsonl").write_text("{}")
+    refuse_foreign_directory(RunDir(root), beside, ())
+    with pytest.raises(ConfigError):
+        refuse_foreign_directory(RunDir(root), below, ())
+    (root / "lease.json").write_text("{}")
+    refuse_foreign_directory(RunDir(root), below, ())
+
+
+def test_the_settings_of_deepspeed_are_not_written_over(tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    root.mkdir()
+    (root / "deepspeed.json").write_text("{}")
+    train = {"sharding": "zero2", "deepspeed": str(root / "deepspeed.json")}
+    with pytest.raises(ConfigError) as caught:
+        refuse_foreign_directory(RunDir(root), spec(tmp_path, train=train), ())
+    assert [problem.where for problem in caught.value.problems] == ["train.deepspeed"]
+
+
+def test_every_place_in_a_run_directory_is_one_that_it_writes(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    named = {name: getattr(run_dir, name) for name, of in vars(RunDir).items() if isinstance(of, property)}
+    places = {name: place for name, place in named.items() if name != "root" and isinstance(place, Path)}
+    assert len(places) > 20 and all(run_dir.writes(str(place)) for place in places.values())
+
+
 IDENTITIES = {"model": "m1", "tokenizer": "t1", "data": "d1", "eval_data": None}
 PLACES: dict[str, dict[str, Any]] = {
     "data": {"data": {"train": "/data/other.jsonl"}},

@@ -17,10 +17,8 @@ from rankzero.data.read.local import local_files, may_be_here
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile, other_meaning
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
-from rankzero.spec.data_paths import DataPath, RowSlice, parse_data_path
+from rankzero.spec.data_paths import DataPath, RowSlice, parse_data_path, without_protocol
 from rankzero.spec.run_spec import SourceSpec
-
-_LOCAL_PROTOCOLS = ("file://", "local://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,7 @@ def understood(sources: Sequence[SourceSpec]) -> tuple[list[DataPath], dict[int,
     paths: list[DataPath] = []
     here: dict[int, tuple[str, ...]] = {}
     for index, source in enumerate(sources):
-        path = parse_data_path(source.path, lambda name: may_be_here(os.path.expanduser(name)))
-        if path.place == "url" and path.path.startswith(_LOCAL_PROTOCOLS):
-            path = DataPath("local", path.path.partition("://")[2], sample=path.sample)
+        path = without_protocol(parse_data_path(source.path, lambda name: may_be_here(os.path.expanduser(name))))
         paths.append(path)
         if None not in (path.sample, source.sample) and path.sample != source.sample:
             what = f"the path samples {path.sample} rows and `sample` {source.sample}"
