@@ -44,6 +44,9 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import Schedule
 from rankzero.spec.tasks import becomes_best, makes_progress
 
+ONLY_ENDS = "only_ends"
+"""In the manifest of a checkpoint whose weights are NaN: it says that the run is over, and how it went."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -112,15 +115,20 @@ class Found:
 
     newest: dict[str, Any] | None
     damaged: tuple[int, ...] = ()
-    """Steps of checkpoints that are not what was saved."""
+    """Steps of checkpoints that are not what was saved, or not what the run goes on from."""
 
 
-def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
+def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None], passed_over: Collection[int] = ()) -> Found:
     """Look for the checkpoint to continue from; each damaged one is spoken of. Of those that are older than the one
-    found, manifests and sizes are looked at, and nothing else is read."""
+    found, manifests and sizes are looked at, and nothing else is read. `passed_over`: those that only end a run which
+    is to go on."""
     newest: dict[str, Any] | None = None
     damaged = []
     for step in run_dir.committed_steps():
+        if step in passed_over:
+            notice(f"checkpoint step-{step} is not gone on from: its weights are NaN or Inf")
+            damaged.append(step)
+            continue
         try:
             manifest = verify_directory(run_dir.checkpoint(step), hashes=newest is None)
             newest = newest or manifest
@@ -143,17 +151,23 @@ def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Positi
     try:
         with not_read_errors(directory):
             parallel.load(directory)
-            state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+            position = read_position(directory)
             # By the manifest: a network file system may list what was there a while ago.
             kept = [name for name in read_manifest(directory)["files"] if fnmatch(name, "rng-rank-*.json")]
             if len(kept) == world.world_size:
                 _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
-        known = {field.name for field in fields(Position)}
-        return Position(**{name: value for name, value in state["position"].items() if name in known})
+        return position
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"this is no checkpoint that rankzero wrote: {type(error).__name__}: {error}"
         hint = "move it away; the same command then continues from the one before"
         raise StorageError(what, where=str(directory), hint=hint) from error
+
+
+def read_position(directory: Path) -> Position:
+    """How far the run was, by a checkpoint whose files are as they were saved."""
+    state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+    known = {field.name for field in fields(Position)}
+    return Position(**{name: value for name, value in state["position"].items() if name in known})
 
 
 def generator_states() -> dict[str, Any]:

@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rankzero.directories import there
-from rankzero.engine.checkpoint import Found, Position, find_checkpoints, is_over, judged_again, load_checkpoint, under
+from rankzero.engine.checkpoint import (
+    ONLY_ENDS,
+    Found,
+    Position,
+    find_checkpoints,
+    is_over,
+    judged_again,
+    load_checkpoint,
+    only_ends,
+    read_position,
+    under,
+)
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, broadcast_object
 from rankzero.engine.finish import copy_report, finished_report
@@ -38,7 +49,7 @@ from rankzero.run_dir.setting import is_same_setting, newest_manifest, result_al
 from rankzero.run_dir.steps import furthest
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.schedule import rows_taken
+from rankzero.spec.schedule import make_schedule, rows_taken
 from rankzero.wording import counted
 
 
@@ -64,30 +75,50 @@ def find_checkpoint(
     options: RunOptions,
     world: World,
 ) -> tuple[Found, Saved | None]:
-    """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
-    another run. The base's fingerprint is waited for, and put into `meta`, only where there is something to compare it
-    with. A collective."""
+    """What the directory holds and, on every rank, the newest intact checkpoint that the run may go on from. Raises
+    ConfigError where that is of another run. The base's fingerprint is waited for, and put into `meta`, only where
+    there is something to compare it with. A collective."""
     if world.is_main:
         for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
             logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
-    looked = _looked(run_dir) if world.is_main else None
-    found, result, kept = cast(tuple[Found, dict[str, Any] | None, dict[str, Any]], broadcast_object(looked))
-    newest = result if found.newest is None else found.newest
-    if newest is None:
-        return found, None
-    meta["model"] = base.wait()
-    alike = rows_alike(kept, inputs)
-    differences = check_same_run(newest, meta, spec, run_dir, options.allow_changes, alike)
+    passed_over: list[int] = []
+    while True:
+        looked = _looked(run_dir, passed_over) if world.is_main else None
+        found, result, kept = cast(tuple[Found, dict[str, Any] | None, dict[str, Any]], broadcast_object(looked))
+        newest = result if found.newest is None else found.newest
+        if newest is None:
+            return found, None
+        meta["model"] = base.wait()
+        alike = rows_alike(kept, inputs)
+        differences = check_same_run(newest, meta, spec, run_dir, options.allow_changes, alike)
+        if not newest.get(ONLY_ENDS) or broadcast_object(_ends(run_dir, newest, differences, spec, inputs, world)):
+            break
+        passed_over.append(newest["step"])
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
     metric = RunSpec.model_validate(newest["spec"]).checkpoint.best_metric
     return found, Saved(newest["step"], newest.get("layout"), differences, metric, is_result=found.newest is None)
 
 
-def _looked(run_dir: RunDir) -> tuple[Found, dict[str, Any] | None, dict[str, Any]]:
+def _ends(
+    run_dir: RunDir, newest: dict[str, Any], differences: Differences, spec: RunSpec, inputs: Inputs, world: World
+) -> bool:
+    """Whether the run is over where its newest checkpoint says so, and its result another step's, by the spec of now;
+    by the main rank."""
+    if not world.is_main:
+        return False
+    directory = run_dir.checkpoint(newest["step"])
+    with not_read_errors(directory):
+        position = read_position(directory)
+    comparable = not makes_incomparable(differences.accepted, spec)
+    schedule = make_schedule(inputs.n_rows, spec.train)
+    return only_ends(spec, under(spec, position, comparable=comparable), schedule)
+
+
+def _looked(run_dir: RunDir, passed_over: Collection[int]) -> tuple[Found, dict[str, Any] | None, dict[str, Any]]:
     """Checkpoints, the result where none of them is intact, and what is kept of the rows. Damaged ones that are newer
     than the result leave their run to be made again."""
-    found = find_checkpoints(run_dir, logger.warning)
+    found = find_checkpoints(run_dir, logger.warning, passed_over)
     is_alone = found.newest is None and not _are_beyond(run_dir, found.damaged)
     return found, result_alone(run_dir) if is_alone else None, kept_summary(run_dir)
 

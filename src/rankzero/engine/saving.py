@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rankzero.engine.checkpoint import Position, generator_states, prune_checkpoints
+from rankzero.engine.checkpoint import ONLY_ENDS, Position, generator_states, prune_checkpoints
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, background_group, broadcast_object, gather_objects, lost_a_peer
 from rankzero.engine.parallel.base import Parallel, Snapshot
@@ -195,9 +195,10 @@ class Saver:
                     fsync_path(self._run_dir.metrics)  # no checkpoint of steps whose lines a power cut takes
                 self._lease.check()
                 final = self._run_dir.checkpoint(step)
-                commit_directory(staged, final, {**self._meta, "step": step}, known=known)
+                about = {**self._meta, "step": step, **({ONLY_ENDS: True} if lost else {})}
+                commit_directory(staged, final, about, known=known)
                 committed = True
-                self._point_to(contents.position)
+                self._point_to(contents.position, keep=self._keep + bool(lost))
             except StorageError as error:
                 done = (
                     f"the checkpoint of step {step} is saved; `best`, `last` and older ones are not as they should be"
@@ -205,11 +206,11 @@ class Saver:
                 failure = f"{done}\n{error}" if committed else _not_saved(error)
         self._agree(failure, None, staged)
 
-    def _point_to(self, position: Position) -> None:
+    def _point_to(self, position: Position, *, keep: int) -> None:
         """Move `last` and `best` to the new checkpoint, and drop what is no longer kept."""
         self._run_dir.set_link("last", position.step)
         self._run_dir.point_to_best(position.best_step)
-        prune_checkpoints(self._run_dir, keep=self._keep, best_step=position.best_step)
+        prune_checkpoints(self._run_dir, keep=keep, best_step=position.best_step)
 
     def _agree(self, failure: str | None, value: Any, staged: Path) -> list[Any]:
         """Every rank's value, where no rank has failed: all learn of any failure, so that none waits in vain."""

@@ -369,6 +369,33 @@ def test_weights_that_are_lost_at_the_end_keep_no_better_result_back(
         run_here(last)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_weights_that_are_lost_at_the_end_are_not_gone_on_from(
+    keep: int, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run is to be longer: it would end at once, and name rows that have nothing to do with it."""
+    scripted_evaluations(monkeypatch, [1.0, math.nan])
+    cadence = {"eval__every": 2, "checkpoint__every": 1, "checkpoint__keep": keep, "checkpoint__final": "best"}
+    spec = small_spec(tmp_path, tiny, **cadence, eval__early_stopping_patience=1, train__max_steps=8)
+    step = Replicated.step
+
+    def breaks(self: Replicated) -> None:
+        step(self)
+        if len(metrics(spec)) == 3:
+            next(iter(self._parameters.values())).data.fill_(math.nan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replicated, "step", breaks)
+        assert (run_here(spec)["final_step"], steps_kept(spec)) == (2, [2, 3, 4])
+    scripted_evaluations(monkeypatch, [0.5, 0.4, 0.3])
+    longer = small_spec(tmp_path, tiny, **cadence, train__max_steps=8)
+    report = run_here(longer, log_level="INFO")
+    assert (report["steps"], report["final_step"], report["nonfinite_steps"]) == (8, 8, 0)
+    said = log(spec)
+    assert "step-4 is not gone on from: its weights are NaN or Inf" in said and "continuing from step 3" in said
+    assert [row["step"] for row in metrics(spec)] == list(range(1, 9))
+
+
 def test_lines_of_steps_that_are_lost_are_missed(tmp_path: Path, tiny: Path) -> None:
     """By a power cut, or by hand: charts and what was best would be of the others, and nobody know."""
     run_here(small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=3))
