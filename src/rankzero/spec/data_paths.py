@@ -94,6 +94,11 @@ def parse_data_path(text: str, exists: Callable[[str], bool]) -> DataPath:
     return DataPath("hub", hub["name"], hub["subset"], hub["split"], hub["revision"], _row_slice(hub["rows"]))
 
 
+def is_hub_id(text: str) -> bool:
+    """Whether it means a Hub data set where nothing here has the name."""
+    return parse_data_path(text, lambda _: False).place == "hub"
+
+
 def without_protocol(path: DataPath) -> DataPath:
     """The same, where a URL is that of a path here as one."""
     if path.place != "url" or not path.path.startswith(_LOCAL_PROTOCOLS):

@@ -15,6 +15,7 @@ from rankzero.data.read.file_names import files_of_directory, is_data_file
 from rankzero.directories import files_below, is_file, is_folder, status
 from rankzero.errors import Problem
 from rankzero.run_dir.unread import unread
+from rankzero.spec.data_paths import is_hub_id
 from rankzero.spec.nearby import dangling, near, shown
 
 _SHOWN = 5
@@ -32,9 +33,12 @@ def local_files(path: str) -> tuple[str, ...] | Problem:
 
 
 def may_be_here(path: str) -> bool:
-    """Whether something is at a path, or may be: `local_files` says why that cannot be looked at."""
+    """Whether something is at a path, or may be: `local_files` says why that cannot be looked at. A directory that may
+    not be entered says nothing of what may be a Hub id."""
     try:
         return status(path) is not None
+    except PermissionError:
+        return not is_hub_id(path) or os.path.lexists(path.partition("/")[0])
     except OSError:
         return True
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankzero.data.read.download import download
 from rankzero.data.read.local import local_files
-from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.locate import LocatedSource, expand, understood
 from rankzero.data.read.network import Found, RemoteFile
 from rankzero.data.read.sources import require_readable
 from rankzero.errors import DataError, Problem, ServiceError, StorageError
@@ -286,6 +286,25 @@ def test_a_relative_path_that_cannot_be_looked_at_now_is_no_hub_id(
     stale(monkeypatch, tmp_path / "org")
     with pytest.raises(StorageError, match="Stale file handle"):
         expand([SourceSpec(path="org/rows")])
+
+
+@pytest.mark.parametrize("asked", ["org/rows", "org/rows:part[train]@v1", "org/rows[test]#500"])
+def test_a_hub_id_is_one_where_nobody_may_look_what_is_here(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another user's home, say. Of a path, and of what lies in a folder here, it is said that it is closed."""
+    (tmp_path / "org").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        close(patch, tmp_path)
+        (path,), here = understood([SourceSpec(path=asked)])
+        assert (path.place, path.path, here) == ("hub", "org/rows", {})
+        for text in ("./org/rows", "org/rows.jsonl", "org/rows/train", str(tmp_path / "rows")):
+            with pytest.raises(DataError, match="Permission denied"):
+                understood([SourceSpec(path=text)])
+    close(monkeypatch, tmp_path / "org")
+    with pytest.raises(DataError, match="Permission denied"):
+        understood([SourceSpec(path=asked)])
 
 
 def test_data_that_may_not_be_looked_at_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
