@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -147,11 +148,12 @@ def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
     with not_read_errors(run_dir.spec):
         if not there(run_dir.spec) or newest_manifest(run_dir) is not None:
             return
-        run_dir.spec.read_bytes()  # what cannot be read now is no other setting's
+        with suppress(PermissionError):  # of whoever has closed it
+            run_dir.spec.read_bytes()  # what cannot be read now is no other setting's
     try:
         if is_same_setting(spec_of(run_dir.root), spec):
             return
-    except RankzeroError:  # of a version whose specs this one does not read: another setting, whatever it is
+    except RankzeroError:  # closed, or of a version whose specs this one does not read: another setting
         pass
     for path in (run_dir.starts, run_dir.restarts, *run_dir.logs()):
         if path.is_file():

@@ -295,6 +295,7 @@ def claim_directory(
     """Make the run directory this run's: what it is, what it runs on, and a log for each rank. A collective."""
     if world.is_main:
         run_dir.checkpoints.mkdir(parents=True, exist_ok=True)
+        forget_other_starts(run_dir, spec)  # first of all: what cannot be read now ends the start
         for parent in (run_dir.root, run_dir.checkpoints):
             for name in remove_stale(parent):
                 logger.info("[STEP] removed %s, left unfinished by an earlier start", name)
@@ -302,7 +303,6 @@ def claim_directory(
             logger.warning("[STEP] a directory stood where a link belongs; it is now %s, delete it when you like", path)
         run_dir.stop_flag.unlink(missing_ok=True)
         run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
-        forget_other_starts(run_dir, spec)
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
         parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows yet

@@ -24,6 +24,7 @@ from typing import IO, Any
 from rankzero.directories import is_file, there
 from rankzero.errors import ConfigError, StorageError
 from rankzero.machine import usable_cores
+from rankzero.run_dir.unread import FOR_GOOD
 
 MANIFEST = "manifest.json"
 FIRST_FORMAT, FORMAT = 1, 2
@@ -315,7 +316,8 @@ def not_read_errors(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what, hint = f"it cannot be read: {error.strerror or error}", "give the same command again"
+        hint = f"try: ls -ld {where}" if error.errno in FOR_GOOD else "give the same command again"
+        what = f"it cannot be read: {error.strerror or error}"
         raise NotReadError(what, where=str(where), hint=hint) from error
 
 

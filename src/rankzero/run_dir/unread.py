@@ -10,17 +10,18 @@ from pathlib import Path
 
 from rankzero.errors import ConfigError, Problem, StorageError
 
-_FOR_GOOD = frozenset(
+FOR_GOOD = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL}
     | {errno.ENAMETOOLONG, errno.ENXIO, errno.EFBIG, errno.EOVERFLOW}
 )
+"""Errors that no restart mends."""
 
 
 def unread(error: OSError, where: str | Path) -> Problem:
     """What is to be said of what no restart makes readable. Raises StorageError of all else: a stale handle, a server
     that does not answer, a disk's own error."""
     place, why = str(error.filename or where).rstrip("/"), error.strerror or str(error)
-    if error.errno in _FOR_GOOD:
+    if error.errno in FOR_GOOD:
         return Problem(f"cannot be read: {why}", place, f"try: ls -ld {place}")
     hint = "is its disk or server there? The same command goes on once it is"
     raise StorageError(f"cannot be read at the moment: {why}", where=place, hint=hint) from error

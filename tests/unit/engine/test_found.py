@@ -17,7 +17,7 @@ from rankzero.run_dir.atomic import FORMAT, SEAL, NotReadError, commit_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.steps import newest_step
 from tests.support.runs import small_spec
-from tests.support.unreadable import stale
+from tests.support.unreadable import shut, stale
 
 
 @pytest.fixture
@@ -51,6 +51,13 @@ def test_what_cannot_be_read_now_is_not_damaged(run_dir: RunDir, monkeypatch: py
         find_checkpoints(run_dir, lambda _: None)
     assert "give the same command again" in refused.value.problems[0].hint
     assert run_dir.committed_steps() == [6, 4, 2]
+
+
+def test_what_this_user_may_not_read_is_not_waited_for(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    shut(monkeypatch, run_dir.checkpoints)
+    with pytest.raises(NotReadError, match="Permission denied") as refused:
+        find_checkpoints(run_dir, lambda _: None)
+    assert refused.value.problems[0].hint == f"try: ls -ld {run_dir.checkpoints}"
 
 
 def test_what_is_older_than_the_one_that_is_gone_on_from_may_be_away(run_dir: RunDir) -> None:

@@ -268,6 +268,26 @@ def test_starts_are_counted_of_one_run_alone(tmp_path: Path, tiny: Path) -> None
     assert "[DONE]" in log and "rank-1.log was of other settings" in log, "its own lines, from the first on"
 
 
+def test_somebody_elses_settings_that_are_closed_are_other_ones(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left in a directory of all, where they saved nothing. What cannot be read now may be this run's: that is looked
+    at before anything is removed."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    root = run_root(spec)
+    root.mkdir(parents=True)
+    for name, text in (("run.yaml", "name: small"), ("environment.json", "{}"), ("report.json", "{}"), ("stop", "")):
+        (root / name).write_text(text)
+    (root / "restarts.jsonl").write_text("of theirs")
+    with monkeypatch.context() as patch:
+        stale(patch, root / "run.yaml")
+        with pytest.raises(StorageError, match="Stale file handle"):
+            run_here(spec)
+    assert (root / "report.json").exists() and (root / "stop").exists()
+    shut(monkeypatch, root / "run.yaml")
+    assert run_here(spec)["steps"] == 1 and (root / "restarts.jsonl").read_text() == ""
+
+
 def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:
     """Beside a clock from outside: a run that was stopped in its sixth step, waited, and went on."""
     spec = small_spec(tmp_path, tiny, checkpoint__every=2)
