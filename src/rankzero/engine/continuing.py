@@ -65,6 +65,8 @@ class Saved:
     """By which it says what was best."""
     is_result: bool = False
     """There is no checkpoint, but the result of a run that is over: nothing goes on from it."""
+    only_ends: bool = False
+    """Its weights were lost by the last step, and the result is another one's."""
 
 
 def find_checkpoint(
@@ -98,7 +100,14 @@ def find_checkpoint(
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
     metric = RunSpec.model_validate(newest["spec"]).checkpoint.best_metric
-    return found, Saved(newest["step"], newest.get("layout"), differences, metric, is_result=found.newest is None)
+    return found, Saved(
+        newest["step"],
+        newest.get("layout"),
+        differences,
+        metric,
+        is_result=found.newest is None,
+        only_ends=bool(newest.get(ONLY_ENDS)),
+    )
 
 
 def _ends(

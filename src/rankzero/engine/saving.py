@@ -39,6 +39,8 @@ from rankzero.run_dir.paths import RunDir
 _MOST_OF_MEMORY = 0.5
 """A copy that takes more of the memory that is available is not made: the step waits for the volume instead."""
 
+_SHOWN = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -77,8 +79,19 @@ class Saver:
         self._failure: BaseException | None = None
         self._untold: deque[int] = deque()
         self._copy: Snapshot | None = None
+        self._lost_before: frozenset[str] = frozenset()
         self.taken = self.committed = step
         """The steps of the newest checkpoints that were taken, and committed."""
+
+    def take_as_they_are(self) -> None:
+        """The weights that the run begins with, or goes on from: what is NaN or Inf in them is no loss of a step, as in
+        rows of embeddings that nothing uses. A collective."""
+        self._lost_before = frozenset(self._parallel.snapshot().not_finite(moved=False))
+        found = sorted({name for names in gather_objects(self._lost_before) for name in names})
+        if found:
+            shown = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
+            words = "[MODEL] %s: NaN or Inf before this start's first step; what training adds to it is not looked at"
+            logger.warning(words, shown)
 
     @property
     def failed(self) -> bool:
@@ -169,7 +182,8 @@ class Saver:
         except (StorageError, OSError) as error:
             failure = _not_saved(error)
         # before a rank waits for one that left
-        found = self._agree(failure, (contents.tensors.nbytes, contents.tensors.not_finite()), staged)
+        own = [name for name in contents.tensors.not_finite() if name not in self._lost_before]
+        found = self._agree(failure, (contents.tensors.nbytes, own), staged)
         needed = sum(nbytes for nbytes, _ in found)
         if lost := [name for _, names in found for name in names]:
             not_finite = not_finite_error(step, lost)

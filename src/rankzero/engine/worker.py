@@ -17,6 +17,7 @@ from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.engine.checkpoint import Position, generators_kept
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
 from rankzero.engine.continuing import (
+    Saved,
     find_checkpoint,
     forget_other_starts,
     restore,
@@ -172,7 +173,7 @@ def run(
             manifest_meta=meta,
             hooks=hooks or Hooks(),
         )
-        begin_saving(context, stack)
+        begin_saving(context, saved, stack)
         log_plan(spec, session, inputs, world)
         position = train_and_time(session, context, position)
         measured = {
@@ -371,9 +372,11 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: Exit
     return metrics
 
 
-def begin_saving(run: RunContext, stack: ExitStack) -> None:
+def begin_saving(run: RunContext, saved: Saved | None, stack: ExitStack) -> None:
     """Let the saver work until the run is over. saves.jsonl gets what an earlier start had committed and was ended
-    before it told; what this one is still writing when it ends, however it does, is told behind that."""
+    before it told; what this one is still writing when it ends, however it does, is told behind that. A collective."""
+    if saved is None or not saved.only_ends:
+        run.saver.take_as_they_are()
     if run.metrics is not None:
         for step in sorted(run.run_dir.committed_steps()):
             run.metrics.saved(step)

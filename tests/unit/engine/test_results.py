@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rankzero.engine import samples as engine_samples
 from rankzero.engine import train as loop
@@ -387,6 +388,45 @@ def test_weights_that_are_lost_at_the_end_keep_no_better_result_back(
     last = small_spec(tmp_path, tiny, name="last", eval_rows=0, train__max_steps=1)
     with pytest.raises(NonFiniteError, match="that is no checkpoint(?s:.)*--allow-change train.learning_rate"):
         run_here(last)
+
+
+def with_lost_rows(tiny: Path, place: Path) -> Path:
+    """A base whose embeddings have rows of NaN behind those of its tokens."""
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    model.config.tie_word_embeddings = False
+    rows = model.config.vocab_size
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.resize_token_embeddings(rows + 8, mean_resizing=False)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[rows:] = math.nan
+        model.lm_head.weight[rows:] = 0.0
+    shutil.copytree(tiny, place)
+    model.save_pretrained(place)
+    return place
+
+
+def test_weights_that_were_lost_before_are_no_reason_to_end(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing uses the rows. What training loses is seen still, also where the run goes on."""
+    base = with_lost_rows(tiny, tmp_path / "base")
+    spec = small_spec(tmp_path, base, lora=None, eval_rows=0, train__max_steps=3, train__learning_rate=0.001)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(1))
+    said = "model.embed_tokens.weight: NaN or Inf before this start's first step"
+    assert said in log(spec)
+    step = Replicated.step
+
+    def breaks(self: Replicated) -> None:
+        step(self)
+        self._parameters["model.norm.weight"].data.fill_(math.nan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replicated, "step", breaks)
+        with pytest.raises(NonFiniteError, match="after step 2 weights are NaN or Inf") as refused:
+            run_here(spec, hooks=stop_in(2))
+    assert "model.norm.weight" in str(refused.value) and "embed" not in str(refused.value)
+    assert run_here(spec)["steps"] == 3 and log(spec).count(said) == 3
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -26,8 +26,9 @@ class Snapshot(Protocol):
     def held(self) -> int:
         """Bytes of memory that a copy takes on this rank."""
 
-    def not_finite(self) -> list[str]:
-        """Names of trained weights that are NaN or Inf somewhere, in what this rank has. Not a collective."""
+    def not_finite(self, *, moved: bool = True) -> list[str]:
+        """Names of weights that are NaN or Inf somewhere, in what this rank has: of those that the optimizer has moved,
+        or of all that change. Not a collective."""
 
     def copied(self, into: Snapshot | None = None) -> Snapshot:
         """The same in memory of its own on the host, to be written while the run goes on. Not a collective.

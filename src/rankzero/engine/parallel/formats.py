@@ -58,8 +58,8 @@ class WholeSnapshot:
     def held(self) -> int:
         return _bytes((*self.weights.values(), *self.optimizer.values()))
 
-    def not_finite(self) -> list[str]:
-        return _not_finite(self.weights, self.optimizer)
+    def not_finite(self, *, moved: bool = True) -> list[str]:
+        return _not_finite(self.weights, _moved_by(self.optimizer) if moved else self.weights)
 
     def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
         old_weights, old_optimizer = (into.weights, into.optimizer) if isinstance(into, WholeSnapshot) else ({}, {})
@@ -84,7 +84,8 @@ class NothingToWrite:
     def held(self) -> int:
         return 0
 
-    def not_finite(self) -> list[str]:
+    def not_finite(self, *, moved: bool = True) -> list[str]:
+        del moved
         return []
 
     def copied(self, into: Snapshot | None = None) -> NothingToWrite:
@@ -112,8 +113,9 @@ class ShardedSnapshot:
     def held(self) -> int:
         return _bytes(local(tensor) for tensor in self.state.values())
 
-    def not_finite(self) -> list[str]:
-        return _not_finite(self.state, self.state)
+    def not_finite(self, *, moved: bool = True) -> list[str]:
+        all_weights = (name for name in self.state if "/" not in name)
+        return _not_finite(self.state, _moved_by(self.state) if moved else all_weights)
 
     def _writers(self, tensor: torch.Tensor) -> int:
         """How many ranks have what this one has of a tensor: among them torch divides it."""
@@ -139,15 +141,18 @@ class ShardedSnapshot:
         write_sharded(self.state, staged, world_size=self.world_size, group=group)
 
 
-def _not_finite(weights: Mapping[str, torch.Tensor], optimizer: Iterable[str]) -> list[str]:
-    """Which of the weights that an `optimizer` moves, by its `<name>/<state>`, are not finite."""
-    names = dict.fromkeys(key.rpartition("/")[0] for key in optimizer)
+def _moved_by(optimizer: Iterable[str]) -> dict[str, None]:
+    """The names of weights that an `optimizer` moves, by its `<name>/<state>`."""
+    return dict.fromkeys(key.rpartition("/")[0] for key in optimizer)
+
+
+def _not_finite(weights: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
     return [name for name in names if name in weights and not _is_finite(local(weights[name]))]
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Without a mask of its size in memory. NaN is the least and the most of whatever has one."""
-    if not tensor.numel():
+    if not tensor.numel() or not tensor.is_floating_point() or tensor.element_size() == 1:
         return True
     least, most = torch.aminmax(tensor)
     return bool(least.isfinite() & most.isfinite())
