@@ -25,7 +25,7 @@ from rankzero.engine.checkpoint import (
 )
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, broadcast_object
-from rankzero.engine.finish import copy_report, finished_report
+from rankzero.engine.finish import copy_report, says_all_is_done, whole_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.metrics import all_measures, step_of, without_nan
@@ -40,7 +40,7 @@ from rankzero.engine.resume import (
 )
 from rankzero.engine.setup import Session
 from rankzero.engine.streams import tokens_of_another_version
-from rankzero.errors import RankzeroError
+from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.run_dir.atomic import not_read_errors, put_back_displaced, write_text
 from rankzero.run_dir.paths import RunDir
@@ -48,6 +48,7 @@ from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
 from rankzero.run_dir.setting import is_same_setting, newest_manifest, result_alone
 from rankzero.run_dir.steps import furthest
+from rankzero.spec.diff import name_beside
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule, rows_taken
@@ -136,9 +137,11 @@ def _looked(run_dir: RunDir, passed_over: Collection[int]) -> tuple[Found, dict[
 def _are_beyond(run_dir: RunDir, damaged: Collection[int]) -> bool:
     """Whether checkpoints are of a start that went on from the result: the first thing that one removes is the
     report."""
+    if not damaged:
+        return False
     with not_read_errors(run_dir.report):
         report = run_dir.report.read_bytes() if there(run_dir.report) else b""
-    return bool(damaged) and furthest(damaged, report) > furthest((), report)
+    return max(damaged) > furthest((), report)
 
 
 def set_aside(run_dir: RunDir, found: Found) -> None:
@@ -173,32 +176,40 @@ def forget_other_starts(run_dir: RunDir, spec: RunSpec) -> None:
 def what_is_left(
     run_dir: RunDir, spec: RunSpec, saved: Saved | None, options: RunOptions, total_steps: int, world: World
 ) -> tuple[dict[str, Any] | None, Saved | None]:
-    """The report of a run that is over, on every rank; or what it goes on from, which is nothing where it has a result
-    alone. A collective."""
-    finished = None if saved is None else _finished_before(run_dir, spec, saved, options, total_steps, world)
-    if finished is None and saved is not None and saved.is_result:
-        logger.warning("[STEP] final/ is there and no checkpoint: the run begins again, and replaces it at its end")
+    """The report of a run that is over, on every rank; or what it goes on from, which is nothing where the result that
+    it has alone is damaged. One rank reads the whole result for it, and copies the report where --report-json says.
+    Raises ConfigError where more is asked of one that is whole. A collective."""
+    if saved is None:
         return None, None
-    return finished, saved
+    # Else its weights are to be evaluated anew, and to train on where an evaluation has ended it early.
+    comparable = not makes_incomparable(saved.differences.accepted, spec)
+    looks = world.is_main and (comparable or saved.is_result)
+    looked = whole_report(run_dir, alone=saved.is_result) if looks else None
+    report: dict[str, Any] | None = broadcast_object(looked)
+    if comparable and report is not None:
+        last_step = report["steps"] if saved.is_result else saved.step
+        if says_all_is_done(report, spec, last_step, total_steps):
+            if world.is_main:  # after all have heard of it: the copy may fail
+                copy_report(report, options.report_json)
+            return report, saved
+    if not saved.is_result:
+        return None, saved
+    if report is not None:
+        raise ConfigError(_nothing_to_go_on_from(run_dir, spec))
+    logger.warning("[STEP] final/ is there and no checkpoint: the run begins again, and replaces it at its end")
+    return None, None
 
 
-def _finished_before(
-    run_dir: RunDir, spec: RunSpec, saved: Saved, options: RunOptions, total_steps: int, world: World
-) -> dict[str, Any] | None:
-    """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it, and
-    copies the report where --report-json says."""
-    if makes_incomparable(saved.differences.accepted, spec):
-        return None  # its weights are to be evaluated anew, and to train on where an evaluation has ended it early
-    last = None if saved.is_result else saved.step
-    report = finished_report(run_dir, spec, last, total_steps) if world.is_main else None
-    found: dict[str, Any] | None = broadcast_object(report)
-    if world.is_main and found is not None:  # after all have heard of it: the copy may fail
-        copy_report(found, options.report_json)
-    return found
+def _nothing_to_go_on_from(run_dir: RunDir, spec: RunSpec) -> Problem:
+    what = "more is asked than was done for the result here, and there is no checkpoint to go on from"
+    anew = f"another name, such as name={name_beside(spec)}, trains anew"
+    return Problem(what, str(run_dir.root), f"{anew}; so does this one where {run_dir.final} is moved away")
 
 
-def what_is_next(report: dict[str, Any], spec: RunSpec) -> str:
-    """What to do with a run that is over."""
+def what_is_next(report: dict[str, Any], spec: RunSpec, *, alone: bool = False) -> str:
+    """What to do with a run that is over. `alone`: there is no checkpoint to go on from."""
+    if alone:
+        return "this run is finished, and its checkpoints are gone; another name trains again"
     if report["ended_early"]:
         return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
     length = "num_train_epochs" if spec.train.max_steps is None else "max_steps"

@@ -42,6 +42,7 @@ from rankzero.run_dir.kept_aside import keep_aside
 from rankzero.run_dir.lease import exclusive_if_free
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import ADAPTER_CONFIG
+from rankzero.run_dir.setting import BEGINS_AGAIN
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
@@ -189,30 +190,36 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
     return position.step
 
 
-def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int | None, total_steps: int) -> dict[str, Any] | None:
-    """The report of a run that has nothing left to do; None where there is something. `last_step`: of the newest
-    checkpoint; None: they are gone, and the report alone says how far the run was. Raises NotReadError where what is
-    there cannot be read now: else it would be made again, and what was measured of it be dropped."""
+def whole_report(run_dir: RunDir, *, alone: bool) -> dict[str, Any] | None:
+    """The report of a result that is as it was saved; None where there is none. `alone`: there is no checkpoint to make
+    another one of. Raises NotReadError where what is there cannot be read now: else it would be made again, and what
+    was measured of it be dropped."""
+    place = run_dir.final
     try:
-        with not_read_errors(run_dir.final):
-            if not there(run_dir.final / MANIFEST):
+        with not_read_errors(place):
+            if not there(place / MANIFEST):
                 return None
-        verify_result(run_dir.final)
-        with not_read_errors(run_dir.report):
-            if not there(run_dir.report):
-                return None
-            report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
+        verify_result(place)
+        place = run_dir.report
+        with not_read_errors(place):
+            report = json.loads(place.read_text(encoding="utf-8")) if there(place) else None
     except NotReadError as error:
-        raise not_now(error, "move final/ away: it is made anew from its checkpoint") from error
+        then = f", {BEGINS_AGAIN}" if alone else ": it is made anew from the checkpoint"
+        raise not_now(error, f"move {place} away{then}") from error
     except (StorageError, ValueError):
         return None
-    was: dict[str, Any] = report.get("spec", {})
-    last_step = int(report.get("steps") or 0) if last_step is None else last_step
-    if report.get("steps") != last_step or _choice(was.get("checkpoint", {})) != _choice(dict(spec.checkpoint)):
-        return None
+    return report if isinstance(report, dict) and isinstance(report.get("steps"), int) else None
+
+
+def says_all_is_done(report: Mapping[str, Any], spec: RunSpec, last_step: int, total_steps: int) -> bool:
+    """Whether a report is of a run that has nothing left to do, and of the result that the spec asks for. `last_step`:
+    how far the run is."""
+    was: Mapping[str, Any] = report.get("spec", {})
+    if report["steps"] != last_step or _choice(was.get("checkpoint", {})) != _choice(dict(spec.checkpoint)):
+        return False
     patience = was.get("eval", {}).get("early_stopping_patience")
-    over = report.get("ended_early") and patience == spec.eval.early_stopping_patience
-    return report if last_step >= total_steps or over else None
+    over = bool(report.get("ended_early")) and patience == spec.eval.early_stopping_patience
+    return last_step >= total_steps or over
 
 
 def _choice(checkpoint: Mapping[str, Any]) -> tuple[Any, ...]:

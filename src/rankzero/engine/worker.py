@@ -142,7 +142,7 @@ def run(
         finished, saved = what_is_left(run_dir, spec, saved, options, total_steps(inputs, spec), world)
         if finished is not None:
             sender.finish_what_is_left()
-            logger.info("[DONE] %s", what_is_next(finished, spec))
+            logger.info("[DONE] %s", what_is_next(finished, spec, alone=saved is not None and saved.is_result))
             return finished
         claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:

@@ -9,10 +9,13 @@ from typing import Any
 from rankzero.directories import there
 from rankzero.errors import Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, NewerFormatError, NotReadError, faults, not_read_errors, read_manifest
+from rankzero.run_dir.paths import RunDir
 
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
-_MADE_ANEW = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
+_AGAIN = "give the run's `rankzero train` command again"
+_MADE_ANEW = f"{_AGAIN}: it writes a damaged result anew from its checkpoint"
+_TRAINED_ANEW = f"take it from a copy, as of `rankzero pull`; or {_AGAIN}: it has no checkpoint, and begins again"
 
 
 def is_weights(name: str) -> bool:
@@ -37,7 +40,7 @@ def require_whole(directory: Path, manifest: Mapping[str, Any]) -> None:
     none."""
     for name, fault in faults(directory, manifest, hashes=False).items():
         if is_weights(name) or not (directory / name).is_file():
-            raise _with_hint(fault, _MADE_ANEW)
+            raise _with_hint(fault, _way_out(directory))
 
 
 def verify_result(directory: Path) -> tuple[str, ...]:
@@ -65,8 +68,18 @@ def verify_result(directory: Path) -> tuple[str, ...]:
         if isinstance(fault, NotReadError):
             raise fault
         if is_weights(name) or not (root / name).is_file():
-            raise _with_hint(fault, _MADE_ANEW)
+            raise _with_hint(fault, _way_out(root))
     return tuple(found)
+
+
+def _way_out(root: Path) -> str:
+    """What to do about a result that is damaged."""
+    run_dir = RunDir(root.parent)
+    try:
+        is_alone = run_dir.final == root and not run_dir.committed_steps()
+    except NotReadError:
+        is_alone = False
+    return _TRAINED_ANEW if is_alone else _MADE_ANEW
 
 
 def not_now(error: NotReadError, otherwise: str) -> NotReadError:

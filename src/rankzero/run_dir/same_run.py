@@ -13,7 +13,7 @@ from typing import Any
 from rankzero.errors import ConfigError, Problem
 from rankzero.run_dir.known import is_by_hand
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import is_of_setting, spec_of_manifest, what_is_held
+from rankzero.run_dir.setting import ALONE, is_of_setting, spec_of_manifest, what_is_held
 from rankzero.spec.diff import (
     IDENTITIES,
     LENGTH,
@@ -155,7 +155,11 @@ def with_way_out(
     """What to do about such problems, before them. `place`: the run directory, or the URL of its copy; `manifest`: of
     the checkpoint that is there."""
     where, holder = (place, "object store") if isinstance(place, str) else (str(place.root), "directory")
-    if all(problem.where in LENGTH for problem in problems):
+    if ALONE in manifest and spec.output_url is None and all(problem.where in LENGTH for problem in problems):
+        what = f"this {holder} holds the result of a run of another length, and no checkpoint to go on from"
+        hint = f"give this run another name, such as name={name_beside(spec)}, to train anew; or undo the changes below"
+        problems = [Problem(problem.what, problem.where, "set it back") for problem in problems]
+    elif all(problem.where in LENGTH for problem in problems):
         what = f"this {holder} holds a run of another length"
         hint = "to let it go on, with the learning rates of its new length, accept the changes below"
     else:

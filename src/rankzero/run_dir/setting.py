@@ -24,6 +24,9 @@ from rankzero.spec.run_spec import RunSpec
 
 MOVED_OUT = "move this checkpoint out of checkpoints/: the run goes on from the one before"
 """What to do with one that can never be read again."""
+ALONE = "alone"
+"""In what `result_alone` gives: nothing can be gone on from. On no disk."""
+BEGINS_AGAIN = "and the run begins again: it has no checkpoint"
 
 
 def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
@@ -48,14 +51,15 @@ def what_is_held(run_dir: RunDir) -> dict[str, Any] | None:
 
 
 def result_alone(run_dir: RunDir) -> dict[str, Any] | None:
-    """The manifest of a result that says by what it was made, as older ones do not. Raises NotReadError."""
+    """The manifest of a result that says by what it was made, as older ones do not, and that it is ALONE. For who has
+    found no checkpoint. Raises NotReadError."""
     try:
         about = read_manifest(run_dir.final)
     except NotReadError as error:
-        raise not_now(error, f"move {run_dir.final} away: it is made anew") from error
+        raise not_now(error, f"move {run_dir.final} away, {BEGINS_AGAIN}") from error
     except StorageError:
         return None
-    return about if {"spec", "model", "tokenizer", "data"} <= about.keys() else None
+    return {**about, ALONE: True} if {"spec", "model", "tokenizer", "data"} <= about.keys() else None
 
 
 def about_result(run_dir: RunDir) -> dict[str, Any]:

@@ -70,6 +70,11 @@ def test_a_result_whose_checkpoints_are_gone_is_another_run_s_too(tmp_path: Path
     refuse_foreign_directory(run_dir, other, ("train.learning_rate",))
     beside = spec(tmp_path, resume="new", train={"learning_rate": 0.5})
     assert settled(beside).name != "r"
+    longer = spec(tmp_path, resume="refuse", epochs=2)
+    longer = longer.model_copy(update={"train": longer.train.model_copy(update={"learning_rate": 0.1})})
+    with pytest.raises(ConfigError, match="no checkpoint to go on from") as caught:
+        refuse_foreign_directory(run_dir, longer, ())
+    assert "name=r-" in str(caught.value) and "--allow-change" not in str(caught.value)
     shutil.rmtree(run_dir.final)
     hold_result(before)  # of a version that did not say by what it was made
     refuse_foreign_directory(run_dir, other, ())
