@@ -33,12 +33,13 @@ def checkpoint(run: RunDir, step: int, *, data: str = "d", **changes: Any) -> No
     run.set_link("last", step)
 
 
-def result(run: RunDir, text: str, *, data: str = "d") -> None:
+def result(run: RunDir, text: str, *, data: str = "d", **identities: str) -> None:
+    """`identities`: those that results of earlier versions do not have."""
     staged = run.root / "staged"
     staged.mkdir(parents=True)
     (staged / "config").write_text(f"of {text}")
     (staged / "model.safetensors").write_text(text)
-    about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data}
+    about = {"step": 9, "spec": spec_of(run).model_dump(mode="json"), "data": data, **identities}
     commit_directory(staged, run.final, about)
 
 

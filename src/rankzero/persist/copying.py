@@ -16,7 +16,7 @@ from rankzero.errors import Problem, StopNow, StorageError
 from rankzero.persist.run_store import RunStore, copy_url, newest_intact
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.setting import settled
+from rankzero.run_dir.setting import settled, what_is_held
 from rankzero.spec.run_spec import RunSpec
 
 T = TypeVar("T")
@@ -65,7 +65,8 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
     try:
         _tried(store.require_ours, say)
         there = _tried(store.newest_step, say)
-        if here is None and there is None and _tried(store.newest_manifest, say) is not None:
+        nothing_here = here is None and what_is_held(run_dir) is None
+        if nothing_here and there is None and _tried(store.newest_manifest, say) is not None:
             say(f"{store.url} has a result of this run and no checkpoint: it is trained from its beginning")
             say(f"the result stays there until this run has ended; `rankzero pull {run_dir.root.name} …` brings it")
         if there is None or (here is not None and there < here):
@@ -80,6 +81,9 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
         finally:
             lease.release()
     except StorageError as error:
+        if here is None and store.is_finished_here():
+            say(f"{error}; the run is finished, by what is here")
+            return
         if here is None:
             raise _not_started(error, store.url) from error
         say(f"{error}; the run goes on from step {here}, which is here")

@@ -36,8 +36,8 @@ from rankzero.run_dir.intact import verify_result
 from rankzero.run_dir.kept_aside import keep_aside
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import FINAL
-from rankzero.run_dir.same_run import others_run, with_way_out
-from rankzero.run_dir.setting import newest_manifest
+from rankzero.run_dir.same_run import others_run, spec_changes, with_way_out
+from rankzero.run_dir.setting import ALONE, is_finished, what_is_held
 from rankzero.run_dir.steps import furthest
 from rankzero.spec.run_spec import RunSpec
 
@@ -72,15 +72,25 @@ class RunStore:
         """Raise OtherRunError where the store has another run under this name, by its newest checkpoint or, without
         one, its result: a start that came to neither has left nothing to lose. A checkpoint that is here and there is
         this run's, whatever changes were accepted since, here or on another machine. Returns whether it is known to be
-        this run's: without a checkpoint here, what is there may be. Raises StorageError."""
+        this run's: without a checkpoint or a result here, what is there may be. Raises StorageError."""
         with store_errors(self.url):
             names = self._copy.names()
             there = None if self._shares_a_step(names) else self._newest_manifest(names)
-        here = newest_manifest(self._run_dir)
+        here = self._held()
         problems = [] if there is None else others_run(there, here, self._spec, self._allowed)
         if there is not None and problems:
             raise OtherRunError(with_way_out(problems, self.url, self._spec, there))
         return there is None or here is not None
+
+    def _held(self) -> dict[str, Any] | None:
+        """The manifest of the newest checkpoint here or, without one, of the result, unless that is another run's."""
+        held = what_is_held(self._run_dir)
+        is_others = held is not None and ALONE in held and spec_changes(held, self._spec, self._allowed)[0]
+        return None if is_others else held
+
+    def is_finished_here(self) -> bool:
+        """Whether nothing is left to do by what is here."""
+        return is_finished(self._run_dir, self._spec)
 
     def _shares_a_step(self, names: Mapping[str, int]) -> bool:
         """Whether the newest checkpoint that is in both places is the same, by its manifest with all its hashes."""

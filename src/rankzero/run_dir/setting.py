@@ -59,7 +59,12 @@ def result_alone(run_dir: RunDir) -> dict[str, Any] | None:
         raise not_now(error, f"move {run_dir.final} away, {BEGINS_AGAIN}") from error
     except StorageError:
         return None
-    return {**about, ALONE: True} if {"spec", "model", "tokenizer", "data"} <= about.keys() else None
+    return {**about, ALONE: True} if says_what_it_is(about) else None
+
+
+def says_what_it_is(about: Mapping[str, Any]) -> bool:
+    """Whether the manifest of a result says by what it was made."""
+    return {"spec", "model", "tokenizer", "data"} <= about.keys()
 
 
 def about_result(run_dir: RunDir) -> dict[str, Any]:
@@ -191,7 +196,7 @@ def _run_dir(spec: RunSpec) -> RunDir:
 
 def is_finished(run_dir: RunDir, spec: RunSpec) -> bool:
     """Whether this spec's final weights and report are there, with the sizes that they had, and no checkpoint is newer
-    than they are.
+    or older than they are, where one is there.
 
     Does not look at data and model, nor at every byte, as a start of the engine does.
     """
@@ -202,5 +207,7 @@ def is_finished(run_dir: RunDir, spec: RunSpec) -> bool:
         same = RunSpec.model_validate(final.get("spec")) == spec
     except (StorageError, OSError, ValueError):  # a ValidationError among them: of a version with other fields
         return False
+    if not same or not isinstance(report, dict):
+        return False
     steps = run_dir.committed_steps()
-    return same and isinstance(report, dict) and bool(steps) and report.get("steps") == steps[0]
+    return report.get("steps") == steps[0] if steps else says_what_it_is(final)

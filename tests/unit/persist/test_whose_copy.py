@@ -9,13 +9,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, StorageError
 from rankzero.launch.node.mirror import mirrored
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.persist import copying
+from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from tests.support.stored_runs import checkpoint, spec_of, store_of
+from tests.support.stored_runs import checkpoint, result, spec_of, store_of
 
 
 @pytest.fixture
@@ -98,6 +99,54 @@ def test_a_result_alone_in_the_store_is_one_of_another_run_too(run: RunDir, othe
     with pytest.raises(ConfigError, match="learning_rate"):
         copying.bring_back(run, store_of(run, url), print)
     copying.bring_back(run, store_of(run, url, **SLOWER), print)
+
+
+SAYS_WHAT_IT_IS = {"model": "m", "tokenizer": "t"}
+
+
+def ends(run: RunDir, **about: str) -> None:
+    result(run, "of ten", **SAYS_WHAT_IT_IS, **about)
+    run.report.write_text('{"steps": 10}')
+
+
+def test_a_result_without_checkpoints_is_known_for_this_run_s(run: RunDir, tmp_path: Path) -> None:
+    """Here and there, as where who frees the disk removes them from both."""
+    ends(run)
+    place, said = tmp_path / "store" / "r", list[str]()
+    store_of(run, place.as_uri()).upload()
+    copying.bring_back(run, store := store_of(run, place.as_uri()), said.append)
+    run.evaluation.write_text("of now")
+    store.upload()
+    assert not said and (place / "eval.json").read_text() == "of now"
+
+
+def test_a_result_on_other_data_is_another_run_s(run: RunDir, other: tuple[Path, str], tmp_path: Path) -> None:
+    ends(run)
+    there = RunDir(tmp_path / "there" / "r")
+    there.root.mkdir(parents=True)
+    ends(there, data="e")
+    url = (tmp_path / "elsewhere").as_uri()
+    store_of(there, url).upload()
+    with pytest.raises(ConfigError, match="data: the training data"):
+        copying.bring_back(run, store_of(run, url), print)
+    place, slower = other  # what is here is of other settings than the run that is meant
+    (place / "checkpoints" / "step-10").rename(place / "final")
+    assert not store_of(run, slower, **SLOWER).require_ours()
+
+
+def test_a_store_that_is_down_keeps_no_finished_run_from_being_it(
+    run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(_self: RunStore) -> None:
+        raise StorageError("it does not answer", where=url)
+
+    monkeypatch.setattr(RunStore, "require_ours", down)
+    said: list[str] = []
+    with pytest.raises(StorageError, match="so nothing was started"):
+        copying.bring_back(run, store_of(run, url), said.append)
+    ends(run)
+    copying.bring_back(run, store_of(run, url), said.append)
+    assert said[-1].endswith("the run is finished, by what is here")
 
 
 def test_a_start_that_came_to_no_checkpoint_is_in_nobodys_way(run: RunDir, other: tuple[Path, str]) -> None:

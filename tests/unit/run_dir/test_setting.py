@@ -185,6 +185,23 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path: Path) -> Non
     assert not is_finished(run_dir, spec(tmp_path, checkpoint={"final": "last"}))
 
 
+def test_a_finished_run_is_it_without_its_checkpoints(tmp_path: Path) -> None:
+    """As a start of the engine has it, where the result says by what it was made."""
+    run = spec(tmp_path)
+    save(run)
+    run_dir = RunDir(tmp_path / "r")
+    run_dir.report.write_text('{"steps": 5}')
+    for names, wanted in ((("model", "tokenizer", "data"), True), ((), False)):
+        (run_dir.root / "staged").mkdir()
+        about = {"spec": run.model_dump(mode="json"), **dict.fromkeys(names, "known")}
+        commit_directory(run_dir.root / "staged", run_dir.final, about)
+        shutil.rmtree(run_dir.checkpoints, ignore_errors=True)
+        assert is_finished(run_dir, run) is wanted
+        assert not is_finished(run_dir, spec(tmp_path, epochs=2))
+    run_dir.report.unlink()
+    assert not is_finished(run_dir, run)
+
+
 @pytest.mark.parametrize("damage", ["none", "edited", "cut off", "lost"])
 def test_a_result_that_is_damaged_finishes_no_run(damage: str, tmp_path: Path) -> None:
     run = spec(tmp_path)
