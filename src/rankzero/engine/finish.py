@@ -97,12 +97,13 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
         about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
         about |= {name: run.manifest_meta[name] for name in IDENTITIES}
         weights = written_files(staged, sorted(staged.glob("*.safetensors")))
+        # Before the lock: it reads all of the result before, for longer than others wait.
+        keep, said = keep_aside(run.run_dir.final, staged, better(run.spec, run.run_dir, position, step))
         with scores_kept_still(run.run_dir):
             if run.lease is not None:
                 run.lease.check()
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
-            keep, said = keep_aside(run.run_dir.final, staged, better(run.spec, run.run_dir, position, step))
             if said:
                 logger.warning("[RESULT] %s", said)
             commit_directory(staged, run.run_dir.final, about, known=weights, keep=keep)

@@ -35,7 +35,8 @@ from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.card import card_of
 from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.run_dir.intact import verify_result
-from rankzero.run_dir.lease import exclusive
+from rankzero.run_dir.kept_aside import keep_aside
+from rankzero.run_dir.lease import exclusive, exclusive_if_free
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_spec import RunSpec
@@ -590,6 +591,25 @@ def test_a_result_is_written_while_somebody_else_evaluates_the_one_before(
     with exclusive(RunDir(run_root(spec)).evaluation_lock):
         report = run_here(longer, allow_changes=("train.max_steps",))
     assert report["final_step"] == 2 and "eval.json is changed without its lock: another process" in log(spec)
+
+
+def test_scores_come_in_while_the_result_before_is_looked_through(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its bytes are read, which takes longer than who has evaluated for hours waits for the lock."""
+    monkeypatch.setattr("rankzero.run_dir.lease.COURTESY_SECONDS", 0.0)
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    run_here(spec)
+    looked: list[str] = []
+
+    def looks(*arguments: Any) -> Any:
+        with exclusive_if_free(RunDir(run_root(spec)).evaluation_lock) as why:
+            looked.append(why)
+        return keep_aside(*arguments)
+
+    monkeypatch.setattr("rankzero.engine.finish.keep_aside", looks)
+    longer = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 2})})
+    assert run_here(longer, allow_changes=("train.max_steps",))["final_step"] == 2 and looked == [""]
 
 
 def test_scores_of_a_result_do_not_outlive_it(tmp_path: Path, tiny: Path) -> None:
