@@ -19,6 +19,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from rankzero.directories import is_file, there
@@ -307,7 +308,9 @@ class NotReadError(StorageError):
 
 
 class NewerFormatError(NotReadError):
-    """It is whole, and another version's."""
+    """It is whole, and another version's. `manifest`: as it stands."""
+
+    manifest: Mapping[str, Any] = MappingProxyType({})
 
 
 @contextmanager
@@ -346,7 +349,9 @@ def parse_manifest(text: str, where: str) -> dict[str, Any]:
     seal = value.pop(SEAL, None)
     if isinstance(number := value.get("format"), int) and number > FORMAT and seal == _digest(value):
         hint = "take that version, which its manifest names"
-        raise NewerFormatError(f"it is of a newer rankzero (format {number})", where=where, hint=hint)
+        newer = NewerFormatError(f"it is of a newer rankzero (format {number})", where=where, hint=hint)
+        newer.manifest = value
+        raise newer
     if value.get("format") != FIRST_FORMAT and (value.get("format") != FORMAT or seal != _digest(value)):
         raise StorageError("the manifest changed since it was saved, or is of a newer rankzero", where=where)
     if not all(_is_entry(name, entry) for name, entry in value["files"].items()):

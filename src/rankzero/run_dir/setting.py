@@ -91,7 +91,7 @@ def settled(
     """
     if spec.resume != "new":
         return spec
-    held: Mapping[str, Any] | None = what_is_held(_run_dir(spec))
+    held = _held_by_name(spec)
     if held is not None and _is_of(held, spec, _is_the_same):
         return spec
     begun = _begun_beside(spec)
@@ -102,6 +102,17 @@ def settled(
         return spec
     moved = None if in_pods else _found_beside(spec, is_same_setting)
     return moved or _beside(spec, name_beside(spec))
+
+
+def _held_by_name(spec: RunSpec) -> Mapping[str, Any] | None:
+    """As `what_is_held`, also of another version's run of another setting. Raises NotReadError, also where that is of
+    this one."""
+    try:
+        return what_is_held(_run_dir(spec))
+    except NewerFormatError as error:
+        if _is_of(error.manifest, spec, is_same_setting):
+            raise
+        return error.manifest
 
 
 def _begun_beside(spec: RunSpec) -> RunSpec | None:

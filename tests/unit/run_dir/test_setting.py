@@ -249,8 +249,29 @@ def test_another_version_s_run_beside_keeps_none_away(tmp_path: Path, monkeypatc
             settled(third)
     hint = refused.value.problems[0].hint
     assert "the one before" not in hint and f"move {tmp_path / str(beside.name)} away, whole" in hint
+    of_another_version(manifest)
+    assert settled(third).name == wanted
+
+
+def of_another_version(manifest: Path, **more: Any) -> None:
     value = json.loads(manifest.read_text())
     value.pop(SEAL)
-    value["format"] = FORMAT + 1
+    value |= {"format": FORMAT + 1, **more}
     manifest.write_text(json.dumps({**value, SEAL: atomic._digest(value)}))
-    assert settled(third).name == wanted
+
+
+def test_another_version_s_run_keeps_its_place_and_others_go_beside(tmp_path: Path) -> None:
+    """What it has saved of this very setting is neither gone on from nor trained anew beside it."""
+    save(spec(tmp_path))
+    manifest = tmp_path / "r" / "checkpoints" / "step-5" / MANIFEST
+    of_another_version(manifest)
+    with pytest.raises(NotReadError, match="of a newer rankzero"):
+        settled(spec(tmp_path))
+    other = spec(tmp_path, epochs=3)
+    assert settled(other).name == name_beside(other)
+    save(settled(other))
+    of_another_version(tmp_path / name_beside(other) / "checkpoints" / "step-5" / MANIFEST)
+    with pytest.raises(NotReadError, match="of a newer rankzero"):
+        settled(other)
+    of_another_version(manifest, spec={"of_the_future": 1})
+    assert settled(spec(tmp_path)).name == name_beside(spec(tmp_path))
