@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,14 @@ def position_borders(config: Any) -> tuple[int, ...]:
     found = getattr(config.get_text_config(), "rope_parameters", None) or {}
     each = [found, *(inner for inner in found.values() if isinstance(inner, Mapping))]
     return tuple(sorted({int(one[_BORDER]) for one in each if one.get("rope_type") == _LONGROPE}))
+
+
+def computed_alike(borders: Sequence[int], tokens: int, longest: int) -> tuple[int, int]:
+    """What prompts have in common whose answers, of up to `longest` tokens, can be computed together: as many of these
+    borders before them; and, where an answer may cross another one, their own length, so that all cross it at once."""
+    passed = bisect_left(borders, tokens)
+    crosses = bisect_left(borders, tokens + longest - 1) > passed  # the last token is only ever written
+    return passed, tokens if crosses else 0
 
 
 _BORDER, _LONGROPE = "original_max_position_embeddings", "longrope"

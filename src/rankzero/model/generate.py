@@ -28,6 +28,7 @@ from rankzero.data.tokens.tokenizer import single_template, template_variables, 
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, Problem, UsageError
+from rankzero.model.context import computed_alike, position_borders
 from rankzero.model.load import (
     kind_of,
     left_padding_counts,
@@ -140,16 +141,20 @@ def answer(
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
     """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
-    is not told of padding, and in others where a model has no positions for the longest answer. Raises DataError as
-    `answer_limits` does."""
+    is not told of padding, and in others where a model has no positions for the longest answer, or computes those of
+    long rows in another way. Raises DataError as `answer_limits` does."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
     limits = answer_limits(speaker, rows, longest, [prompt.where for prompt in prompts])
-    apart = left_padding_counts(_inner(speaker.model))
-    kinds = [(limit, len(ids) if apart else 0) for limit, ids in zip(limits, rows, strict=True)]
+    inner = _inner(speaker.model)
+    apart, borders = left_padding_counts(inner), position_borders(inner.config)
+    kinds = [
+        (limit, len(ids) if apart else 0, computed_alike(borders, len(ids), limit))
+        for limit, ids in zip(limits, rows, strict=True)
+    ]
     found: dict[int, Reply] = {}
-    for limit, length in sorted(set(kinds)):
-        alike = [i for i, kind in enumerate(kinds) if kind == (limit, length)]
-        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, limit), strict=True))
+    for kind in sorted(set(kinds)):
+        alike = [i for i, one in enumerate(kinds) if one == kind]
+        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, kind[0]), strict=True))
     return [found[i] for i in range(len(rows))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, DataError, Problem
+from rankzero.model.context import position_borders
 from rankzero.model.load import (
     ClassHead,
     load_config,
@@ -108,20 +110,22 @@ def _of_window(classifier: Classifier, window: Sequence[str], start: int) -> lis
         raise DataError(problems)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     found: dict[int, Prediction] = {}
-    for batch in _batches(order, [len(row) for row in ids], alike=padding_counts(classifier.model.config)):
+    config = classifier.model.config
+    borders, alike = position_borders(config), padding_counts(config)
+    for batch in _batches(order, [len(row) if alike else bisect_left(borders, len(row)) for row in ids]):
         for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
             named = dict(zip(classifier.labels, shares, strict=True))
             found[i] = Prediction(max(named, key=named.__getitem__), named)
     return [found[i] for i in range(len(ids))]
 
 
-def _batches(order: Sequence[int], lengths: Sequence[int], *, alike: bool) -> Iterator[Sequence[int]]:
-    """Texts that share a pass; with `alike`, of one length only. `order` is by length."""
+def _batches(order: Sequence[int], kinds: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Texts that share a pass: of one kind only, as `order` has them together. What they must have in common is a
+    length where padding counts, else a side of where positions are computed in another way."""
     first = 0
     while first < len(order):
         batch = order[first : first + _BATCH]
-        if alike:
-            batch = [i for i in batch if lengths[i] == lengths[batch[0]]]
+        batch = [i for i in batch if kinds[i] == kinds[batch[0]]]
         yield batch
         first += len(batch)
 

@@ -159,6 +159,38 @@ def test_a_batch_answers_as_one_by_one_whatever_holds_what_was_read(model_type: 
     assert [[text] for text in answer(speaker, QUESTIONS, max_new_tokens=6)] == alone
 
 
+LONGROPE: dict[str, Any] = {
+    **{**SMALL, "hidden_size": 32, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0},
+    "original_max_position_embeddings": 24,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 24,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0, 6.0, *[8.0] * 6],
+    },
+}
+"""As Phi-3: other frequencies for passes with a row of more than 24 tokens."""
+
+
+@pytest.mark.parametrize("longest", [4, 12])
+def test_an_answer_knows_nothing_of_how_long_those_beside_it_are(longest: int) -> None:
+    """On either side of the border, and where an answer crosses it."""
+    tokenizer = tiny_tokenizer(chat_template=None)
+    config = AutoConfig.for_model("phi3", **LONGROPE, vocab_size=len(tokenizer) + 1)
+    config.bos_token_id = config.eos_token_id = 1
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    speaker, never = Speaker(model, tokenizer, None), [len(tokenizer)]
+    prompts = [asked_of("Hello " * n) for n in (1, 2, 4, 5, 6, 7, 8, 11, 30, 50)]
+    lengths = [len(prompt_ids(speaker, prompt)) for prompt in prompts]
+    assert min(lengths) + longest < 24 < max(lengths) and any(24 - longest < length <= 24 for length in lengths)
+    alone = [reply_to(speaker, prompt, never, longest) for prompt in prompts]
+    assert replies_together(speaker, prompts, never, longest) == alone
+
+
 LEARNED: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 24},
     "opt": {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 24},

@@ -20,6 +20,7 @@ from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.cli import Cli
+from tests.support.tiny import tiny_tokenizer
 
 TEXTS = ["a warm and moving story .", "dull", "the cast is superb , " * 20, "the plot is a mess"] * 12
 CPU = torch.device("cpu")
@@ -213,10 +214,30 @@ def test_whether_padding_counts(model_type: str) -> None:
     assert padding_counts(config) is not torch.allclose(found, alone, rtol=1e-6, atol=1e-8)
 
 
+def test_a_class_knows_nothing_of_how_long_texts_beside_it_are(tmp_path: Path) -> None:
+    """Of a model that has other frequencies for passes with a row of more than 24 tokens, as Phi-3."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0, 6.0, 8.0, 8.0]}
+    tokenizer = tiny_tokenizer(chat_template=None)
+    more = {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "original_max_position_embeddings": 24}
+    config = AutoConfig.for_model("phi3", **{**SIZES, **more}, rope_parameters=rope, pad_token_id=0, num_labels=3)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    classifier = load_classifier(as_it_was(spec(tmp_path)), torch.float32, CPU)
+    texts = ["Hello " * n for n in (40, 2, 4, 30, 3)]
+    alone = [next(classify(classifier, [text])) for text in texts]
+    for one, beside in zip(alone, classify(classifier, texts), strict=True):
+        assert beside.probabilities == pytest.approx(one.probabilities, abs=1e-5)
+
+
 def test_texts_of_one_length_share_a_pass_where_padding_counts() -> None:
     lengths = [3, 5, 3, 5, 5, 7]
     order = sorted(range(6), key=lengths.__getitem__)
-    assert list(_batches(order, lengths, alike=False)) == [order]
-    assert list(_batches(order, lengths, alike=True)) == [[0, 2], [1, 3, 4], [5]]
-    long = list(_batches(range(70), [4] * 70, alike=True))
+    assert list(_batches(order, [0] * 6)) == [order]
+    assert list(_batches(order, lengths)) == [[0, 2], [1, 3, 4], [5]]
+    long = list(_batches(range(70), [4] * 70))
     assert [len(batch) for batch in long] == [32, 32, 6] and [i for batch in long for i in batch] == list(range(70))
