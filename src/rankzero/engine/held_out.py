@@ -24,6 +24,7 @@ from rankzero.model.generate import (
     prompt_inputs,
     replies_together,
     reply,
+    require_numbers,
     require_sight,
 )
 from rankzero.model.load import stop_token_ids
@@ -89,7 +90,7 @@ def ask_all(
     tick: Callable[[int], None] = lambda _done: None,
 ) -> list[Row]:
     """Every voice's greedy answers, in the order of the prompts, without grades; of what `to_compare` made, where they
-    are to be scored. `tick` hears how many there are."""
+    are to be scored. `tick` hears how many there are. Raises NonFiniteError for answers that are none."""
     said: dict[str, list[Reply]] = {}
     done = 0
 
@@ -194,11 +195,13 @@ def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Ca
     for index, prompt in enumerate(prompts):
         if prompt.images:
             found[index] = reply(speaker, prompt, stop_ids, longest)
+            require_numbers([found[index]], [prompt.where])
             more(1)
     rest = sorted((i for i in range(len(prompts)) if i not in found), key=lambda i: len(prompts[i].text))
     for first in range(0, len(rest), BATCH):
         batch = rest[first : first + BATCH]
         answers = replies_together(speaker, [prompts[i] for i in batch], stop_ids, longest)
+        require_numbers(answers, [prompts[i].where for i in batch])
         found |= dict(zip(batch, answers, strict=True))
         more(len(batch))
     return [found[index] for index in range(len(prompts))]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rankzero.data.cache.embedded import unembedded_problems
@@ -27,7 +27,7 @@ from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import single_template, template_variables, tool_template
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.directories import is_file
-from rankzero.errors import ConfigError, DataError, Problem, UsageError
+from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, UsageError
 from rankzero.model.context import computed_alike, position_borders
 from rankzero.model.load import (
     kind_of,
@@ -42,6 +42,7 @@ from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.vision import Vision, load_vision
+from rankzero.model.while_writing import NO_NUMBERS_HINT, NotNumbers, Poll
 from rankzero.run_dir.result import Result
 from rankzero.wording import first_line
 
@@ -127,16 +128,28 @@ def answer(
 
     Every question is about all `images`, which stand where it has `<image>`, else before it. Raises ConfigError where
     the model sees none, UsageError where there are more places than images, DataError where one cannot be read, and as
-    `answer_limits` does.
+    `answer_limits` and `require_numbers` do.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
+    places = [f"prompt {n}" for n in range(1, len(questions) + 1)]
     if images:
         about = [prompt_of(speaker, [Turn("user", text, tuple(images))]) for text in questions]
-        return [reply(speaker, prompt, stop_ids, max_new_tokens).text for prompt in about]
-    prompts = [question(text, f"prompt {n}") for n, text in enumerate(questions, 1)]
-    return [found.text for found in replies_together(speaker, prompts, stop_ids, max_new_tokens)]
+        replies = [reply(speaker, prompt, stop_ids, max_new_tokens) for prompt in about]
+    else:
+        prompts = [question(text, place) for text, place in zip(questions, places, strict=True)]
+        replies = replies_together(speaker, prompts, stop_ids, max_new_tokens)
+    require_numbers(replies, places)
+    return [found.text for found in replies]
+
+
+def require_numbers(replies: Sequence[Reply], places: Sequence[str]) -> None:
+    """Raise NonFiniteError for answers, by the `places` of their questions, that a model cannot have meant."""
+    what = "its answer is NaN, so that the first token of all is the likeliest"
+    broken = [where for found, where in zip(replies, places, strict=True) if found.nan]
+    if broken:
+        raise NonFiniteError([Problem(what, where, NO_NUMBERS_HINT) for where in broken])
 
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
@@ -194,6 +207,8 @@ class Reply:
     """How many it wrote, with its end."""
     ended: bool
     """By itself, not at the limit."""
+    nan: bool = False
+    """The model's scores of tokens were no numbers, and so this is no answer of it."""
 
 
 def reply(
@@ -273,7 +288,7 @@ def _replies(
 ) -> list[Reply]:
     """What the model writes behind `input_ids` (B, T)."""
     device = speaker.device or next(speaker.model.parameters()).device
-    poll = _Poll(cut_short or (lambda: False))
+    poll, not_numbers = Poll(cut_short or (lambda: False)), NotNumbers()
     # No inference mode: tensors of it must not meet the backward pass of a model that is in training. What blocks were
     # compiled for are the lengths of training; here each token has another one.
     eager = torch.compiler.set_stance("force_eager")
@@ -286,15 +301,16 @@ def _replies(
             eos_token_id=list(stop_ids) or None,
             pad_token_id=stop_ids[0] if stop_ids else 0,
             stopping_criteria=StoppingCriteriaList([poll]),
+            logits_processor=LogitsProcessorList([not_numbers]),
             synced_gpus=together,
         )
     start = inputs["input_ids"].shape[1]
     ends = set(stop_ids)
     found = []
-    for written in replies_BT[:, start:].tolist():
+    for row, written in enumerate(replies_BT[:, start:].tolist()):
         length = next((i + 1 for i, token in enumerate(written) if token in ends), len(written))
         text, ended = text_of(speaker.tokenizer, written[:length]), bool(length) and written[length - 1] in ends
-        found.append(Reply(text, length, ended=ended))
+        found.append(Reply(text, length, ended=ended, nan=not_numbers.within(row, length)))
     return found
 
 
@@ -344,29 +360,6 @@ def _of_channels(text: str) -> str | None:
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL)
 """Of GPT-OSS: what a message is, and its text."""
 THOUGHT, ANSWER = "analysis", "final"
-
-
-class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed
-    """Asks a question with each token that is computed, also with those that only other processes need."""
-
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        self._ask, self._wanted = ask, False
-
-    @contextmanager
-    def asked_by(self, model: torch.nn.Module) -> Iterator[None]:
-        """Ask before each forward pass of `model`."""
-
-        def ask(*_arguments: object) -> None:
-            self._wanted = self._ask() or self._wanted
-
-        hook = model.register_forward_pre_hook(ask)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_others: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), self._wanted, dtype=torch.bool, device=input_ids.device)
 
 
 def _inner(model: Any) -> Any:

@@ -14,7 +14,7 @@ from rankzero.data.cache.embedded import unembedded_problems
 from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
-from rankzero.errors import ConfigError, DataError, Problem
+from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem
 from rankzero.model.context import position_borders
 from rankzero.model.load import (
     ClassHead,
@@ -29,6 +29,7 @@ from rankzero.model.load import (
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
+from rankzero.model.while_writing import NO_NUMBERS_HINT
 from rankzero.run_dir.result import Result
 
 _WINDOW = 1024
@@ -91,7 +92,8 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
 
 def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Prediction]:
     """The class of each text, in order; longer texts are cut as in training. Raises DataError for texts without any
-    token, or with one that the model cannot look up, as such rows of files are refused."""
+    token, or with one that the model cannot look up, as such rows of files are refused; NonFiniteError for
+    texts of which it says what is no number."""
     for start in range(0, len(texts), _WINDOW):
         yield from _of_window(classifier, texts[start : start + _WINDOW], start)
 
@@ -114,9 +116,19 @@ def _of_window(classifier: Classifier, window: Sequence[str], start: int) -> lis
     borders, alike = position_borders(config), padding_counts(config)
     for batch in _batches(order, [len(row) if alike else bisect_left(borders, len(row)) for row in ids]):
         for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
+            if shares is None:
+                continue
             named = dict(zip(classifier.labels, shares, strict=True))
             found[i] = Prediction(max(named, key=named.__getitem__), named)
+    _require_all(found, places)
     return [found[i] for i in range(len(ids))]
+
+
+def _require_all(found: Mapping[int, Prediction], places: Sequence[str]) -> None:
+    what = "what the model says of its classes is NaN or Inf"
+    problems = [Problem(what, where, NO_NUMBERS_HINT) for i, where in enumerate(places) if i not in found]
+    if problems:
+        raise NonFiniteError(problems)
 
 
 def _batches(order: Sequence[int], kinds: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -153,8 +165,8 @@ def _require_one_class_each(config: Any, labels: Sequence[str], file: Path) -> N
     raise ConfigError(what, where=str(file), hint=hint)
 
 
-def _probabilities(classifier: Classifier, rows: list[list[int]]) -> list[list[float]]:
-    """Shares of the classes, of shape (rows, classes)."""
+def _probabilities(classifier: Classifier, rows: list[list[int]]) -> list[list[float] | None]:
+    """Shares of the classes, of shape (rows, classes); None of a row of which the model says what is no number."""
     width = max(map(len, rows))
     ids_BT = torch.full((len(rows), width), classifier.pad_token_id)
     mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
@@ -163,6 +175,6 @@ def _probabilities(classifier: Classifier, rows: list[list[int]]) -> list[list[f
         mask_BT[i, : len(row)] = 1
     device = next(classifier.model.parameters()).device
     with torch.inference_mode():
-        logits_BC = classifier.model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device)).logits
-        shares: list[list[float]] = logits_BC.float().softmax(dim=-1).tolist()
-    return shares
+        logits_BC = classifier.model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device)).logits.float()
+        finite, shares = logits_BC.isfinite().all(dim=-1).tolist(), logits_BC.softmax(dim=-1).tolist()
+    return [row if numbers else None for row, numbers in zip(shares, finite, strict=True)]

@@ -23,11 +23,11 @@ from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.chat import Voice
-from rankzero.engine.held_out import require_askable
+from rankzero.engine.held_out import ask_all, require_askable
 from rankzero.engine.references import References
 from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
-from rankzero.errors import ConfigError, DataError, UsageError
+from rankzero.errors import ConfigError, DataError, NonFiniteError, UsageError
 from rankzero.model.converse import _Told, reply
 from rankzero.model.generate import (
     Speaker,
@@ -225,6 +225,21 @@ def test_an_answer_ends_where_learned_positions_do(model_type: str, adapted: boo
         answer(speaker, ["Hi", beyond], max_new_tokens=4)
     with pytest.raises(DataError, match="the model takes 24"):
         reply(speaker, [Turn("user", beyond)], Sampling(max_new_tokens=4), lambda _piece: None)
+
+
+def test_what_is_no_number_is_no_answer(tmp_path: Path) -> None:
+    """The first token would be the likeliest. What was written before it broke is none either."""
+    speaker = loud(speaker_of(tiny_model(tmp_path)))
+    ids = speaker.tokenizer(" dog", add_special_tokens=False)["input_ids"]
+    speaker.model.config.tie_word_embeddings = False
+    speaker.model.model.embed_tokens.weight = torch.nn.Parameter(speaker.model.lm_head.weight.detach().clone())
+    speaker.model.model.embed_tokens.weight.data[ids] = torch.nan
+    assert len(answer(speaker, ["Hello"], max_new_tokens=1)) == 1
+    with pytest.raises(NonFiniteError, match="prompt 2: its answer is NaN") as refused:
+        answer(speaker, ["Hello", "a dog", "Hello"], max_new_tokens=1)
+    assert [problem.where for problem in refused.value.problems] == ["prompt 2"]
+    with pytest.raises(NonFiniteError, match="rows.jsonl:2: its answer is NaN"):
+        ask_all([Voice("", speaker)], [asked_of("a dog", "rows.jsonl:2")], max_new_tokens=1)
 
 
 def test_a_prompt_without_tokens_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from transformers.utils import logging
 
 from rankzero.api.results import predict
-from rankzero.errors import ConfigError, DataError, UsageError
+from rankzero.errors import ConfigError, DataError, NonFiniteError, UsageError
 from rankzero.model.load import padding_counts
 from rankzero.model.predict import _batches, classify, load_classifier
 from rankzero.run_dir.result import as_it_was
@@ -117,6 +117,21 @@ def test_a_table_without_names_of_columns(trained: Path, tmp_path: Path, cli: Cl
     assert done.code == 65 and "--no-header" in done.err
     done = cli(f"{command} --no-header")
     assert done.code == 0 and [line.split("\t")[2] for line in done.out.splitlines()] == ["dull it is.", "warm"]
+
+
+def test_what_is_no_number_is_no_class(trained: Path, tmp_path: Path) -> None:
+    """The first class would be the likeliest, and the shares no JSON."""
+    model = AutoModelForSequenceClassification.from_pretrained(trained)
+    dull = AutoTokenizer.from_pretrained(trained)("dull")["input_ids"][1]
+    model.distilbert.embeddings.word_embeddings.weight.data[dull] = torch.nan
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(trained).save_pretrained(tmp_path)
+    classifier = load_classifier(as_it_was(spec(tmp_path)), torch.float32, CPU)
+    assert len(list(classify(classifier, ["superb"]))) == 1
+    with pytest.raises(NonFiniteError) as refused:
+        list(classify(classifier, ["superb", "dull", "superb", "it is dull"]))
+    assert [problem.where for problem in refused.value.problems] == ["text 2", "text 4"]
+    assert "NaN or Inf" in str(refused.value)
 
 
 def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:
