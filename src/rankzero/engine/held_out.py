@@ -20,8 +20,8 @@ from rankzero.errors import ConfigError
 from rankzero.model.generate import (
     Reply,
     Speaker,
+    all_ids,
     answer_limits,
-    prompt_inputs,
     replies_together,
     reply,
     require_numbers,
@@ -61,15 +61,15 @@ class Row:
 
 def require_askable(voices: Sequence[Voice], prompts: Sequence[Prompt], max_new_tokens: int) -> None:
     """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, or nothing would
-    end an answer, DataError for prompts whose images cannot be read, and as `answer_limits` does."""
+    end an answer, DataError for prompts whose images cannot be read, or which the chat template refuses, and as
+    `answer_limits` does."""
     for speaker in _speakers(voices) if prompts else ():
         if not stop_token_ids(speaker.model, speaker.tokenizer):
             what = "neither the model nor the tokenizer names an end token"
             raise ConfigError(what, where="generation_config.json")
         for prompt in prompts:
             require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
-        rows = [prompt_inputs(speaker, prompt)["input_ids"][0].tolist() for prompt in prompts]
-        answer_limits(speaker, rows, max_new_tokens, [prompt.where for prompt in prompts])
+        answer_limits(speaker, all_ids(speaker, prompts), max_new_tokens, [prompt.where for prompt in prompts])
 
 
 def to_compare(voices: Sequence[Voice], sets: Sequence[Sequence[Prompt]]) -> list[list[Prompt]]:

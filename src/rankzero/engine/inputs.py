@@ -29,7 +29,7 @@ from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, computed_context, require_rows_within
 from rankzero.model.expert_exchange import require_exchange
-from rankzero.model.generate import Speaker, prompt_inputs, require_sight
+from rankzero.model.generate import Speaker, all_ids, require_sight
 from rankzero.model.load import (
     ModelKind,
     kind_of,
@@ -167,12 +167,13 @@ def require_answerable(
     speaker: Speaker, prompts: Sequence[Prompt], spec: RunSpec, longest: int | None, unembedded: Mapping[int, str]
 ) -> None:
     """Raise ConfigError or DataError for prompts that this model cannot be asked: with images where it sees none, with
-    a token that it cannot look up, or with no room left for an answer among the `longest` tokens that it takes."""
+    turns that its chat template refuses, with a token that it cannot look up, or with no room left for an answer among
+    the `longest` tokens that it takes."""
     beyond = []
+    hint = "name a vision-language model, or leave the images out"
     for prompt in prompts:
-        hint = "name a vision-language model, or leave the images out"
         require_sight(speaker, prompt, hint=hint, where=prompt.where)
-        ids = prompt_inputs(speaker, prompt)["input_ids"][0].tolist()
+    for prompt, ids in zip(prompts, all_ids(speaker, prompts), strict=True):
         tokens = len(ids)
         beyond += unembedded_problems(unembedded, [ids], [prompt.where])
         if longest is not None and tokens + spec.eval.max_new_tokens > longest:

@@ -21,6 +21,7 @@ from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.call_form import with_ids
+from rankzero.data.tokens.chat import refusal_hint
 from rankzero.data.tokens.image_tokens import misplaced
 from rankzero.data.tokens.surroundings import surroundings
 from rankzero.data.tokens.template import ChatTemplate
@@ -156,7 +157,7 @@ def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequ
     """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
     is not told of padding, and in others where a model has no positions for the longest answer, or computes those of
     long rows in another way. Raises DataError as `answer_limits` does."""
-    rows = [prompt_ids(speaker, prompt) for prompt in prompts]
+    rows = all_ids(speaker, prompts)
     limits = answer_limits(speaker, rows, longest, [prompt.where for prompt in prompts])
     inner = _inner(speaker.model)
     apart, borders = left_padding_counts(inner), position_borders(inner.config)
@@ -277,6 +278,20 @@ def prompt_inputs(speaker: Speaker, prompt: Prompt) -> dict[str, torch.Tensor]:
     return inputs
 
 
+def all_ids(speaker: Speaker, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The tokens of prompts, with those that stand for their images. Raises DataError with all that is wrong."""
+    rows: list[list[int]] = []
+    problems: list[Problem] = []
+    for prompt in prompts:
+        try:
+            rows.append(prompt_inputs(speaker, prompt)["input_ids"][0].tolist())
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    return rows
+
+
 def _replies(
     speaker: Speaker,
     inputs: Mapping[str, torch.Tensor],
@@ -372,7 +387,8 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
     """The tokens of a prompt: rendered by the chat template where there is one and the prompt is no raw text.
 
     Raw text is asked as it was trained: behind what the tokenizer itself puts before a text, without what it puts
-    behind one. Raises DataError where the text has tokens that stand for images, besides those of `images`.
+    behind one. Raises DataError where the template refuses it, or it has tokens that stand for images, besides those of
+    `images`.
     """
     tokenizer = speaker.tokenizer
     ids: list[int]
@@ -401,7 +417,8 @@ def _require_places(speaker: Speaker, prompt: Prompt, text: str, images: Sequenc
 
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:
-    """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images."""
+    """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images.
+    Raises DataError where it refuses."""
     named, calls = speaker.tokenizer.chat_template, any(message.tool_calls for message in prompt.messages)
     source = (tool_template(named) if prompt.tools or calls else None) or str(single_template(named))
     if speaker.vision is None and not calls and all(message.plain for message in prompt.messages):
@@ -417,4 +434,9 @@ def _rendered(speaker: Speaker, prompt: Prompt) -> str:
     options = {"add_generation_prompt": True, "tokenize": False, "chat_template": source, **speaker.template_kwargs}
     if prompt.tools:
         options["tools"] = list(prompt.tools)
-    return str(speaker.tokenizer.apply_chat_template(turns, **options))
+    try:
+        return str(speaker.tokenizer.apply_chat_template(turns, **options))
+    except Exception as error:  # a template is foreign code: it may fail in any way
+        ChatTemplate(source, {})  # raises ConfigError where it is no template at all
+        what = f"the chat template says: {first_line(error)}"
+        raise DataError(what, where=prompt.where or "prompt", hint=refusal_hint(what)) from error

@@ -137,3 +137,20 @@ def test_a_prompt_with_a_token_without_an_embedding_is_refused(without_a_row: Pa
     with pytest.raises(DataError, match="no embedding for token 384, '<image>'") as refused:
         read(tmp_path, without_a_row, prompts=["What is it?", "What is <image>?"])
     assert [problem.where for problem in refused.value.problems] == ["eval.prompts[1]"]
+
+
+@pytest.mark.parametrize("template", ["raise_exception('System role not supported')", "'' + message"])
+def test_prompts_that_the_template_refuses_are_all_named(template: str, model: Path, tmp_path: Path) -> None:
+    """As Gemma's and Mistral's refuse a system prompt, or in whatever way a template fails."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for message in messages %}{% if message.role == 'system' %}{{ " + template + " }}"
+    tokenizer.chat_template += "{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    tokenizer.save_pretrained(model)
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    rows = write_jsonl(tmp_path / "asked.jsonl", [{"messages": m} for m in (told, told[1:], [told[0]] + told)])
+    spec = {"model": {"name": str(model)}, "data": {"train": str(write_jsonl(tmp_path / "t", [{"text": "a"}]))}}
+    with pytest.raises(DataError) as refused:
+        read_inputs(RunSpec.model_validate({**spec, "lora": {}, "eval": {"prompts": str(rows)}}), World(), Ledger())
+    assert [problem.where for problem in refused.value.problems] == [f"{rows}:1", f"{rows}:3"]
+    assert refused.value.problems[0].what.startswith("the chat template says: ")
+    assert ("first user turn" in refused.value.problems[0].hint) is ("System" in template)

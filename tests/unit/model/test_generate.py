@@ -22,7 +22,7 @@ from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
-from rankzero.engine.chat import Voice
+from rankzero.engine.chat import Chat, Voice
 from rankzero.engine.held_out import ask_all, require_askable
 from rankzero.engine.references import References
 from rankzero.engine.setup import to_train
@@ -51,7 +51,7 @@ from tests.held_out.families import tokenizer as held_out_tokenizer
 from tests.support.architectures import save
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
-from tests.support.tiny import tiny_gpt2, tiny_model, tiny_tokenizer, write_jsonl
+from tests.support.tiny import CHATML, tiny_gpt2, tiny_model, tiny_tokenizer, write_jsonl
 
 CPU = torch.device("cpu")
 QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
@@ -225,6 +225,22 @@ def test_an_answer_ends_where_learned_positions_do(model_type: str, adapted: boo
         answer(speaker, ["Hi", beyond], max_new_tokens=4)
     with pytest.raises(DataError, match="the model takes 24"):
         reply(speaker, [Turn("user", beyond)], Sampling(max_new_tokens=4), lambda _piece: None)
+
+
+def test_what_the_chat_template_refuses_is_said(tmp_path: Path) -> None:
+    """As Gemma's and Mistral's do a system prompt."""
+    refused = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    speaker = speaker_of(tiny_model(tmp_path, tokenizer=tiny_tokenizer(chat_template=refused + CHATML)))
+    chat = Chat([Voice("", speaker)], Sampling(max_new_tokens=2), "Be brief.")
+    with pytest.raises(DataError, match="the chat template says: System role not supported"):
+        chat.ask("Hi")
+    rows = [Prompt((Message("system", "Be brief."), HELLO), where=f"rows.jsonl:{n}") for n in (1, 2)]
+    with pytest.raises(DataError) as caught:
+        require_askable([Voice("", speaker)], [rows[0], asked_of("Hi"), rows[1]], 2)
+    assert [problem.where for problem in caught.value.problems] == ["rows.jsonl:1", "rows.jsonl:2"]
+    broken = replace(speaker, tokenizer=tiny_tokenizer(chat_template="{% if %}"))
+    with pytest.raises(ConfigError, match="the chat template is not valid Jinja"):
+        answer(broken, ["Hi"])
 
 
 def test_what_is_no_number_is_no_answer(tmp_path: Path) -> None:

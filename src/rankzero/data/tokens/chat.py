@@ -163,9 +163,8 @@ class Renderer:
         except WordsLostError as error:
             return _lost(conversation.line, error)
         except TemplateRefusedError as error:
-            return RowProblem(
-                conversation.line, "refused by the chat template", f"the chat template says: {error}", _hint(str(error))
-            )
+            what, hint = f"the chat template says: {error}", refusal_hint(str(error))
+            return RowProblem(conversation.line, "refused by the chat template", what, hint)
         except LeftOutError as error:
             return RowProblem(conversation.line, error.reason, str(error), error.hint)
         except RewrittenError as error:
@@ -343,7 +342,8 @@ def _render_verbatim(conversation: Conversation) -> Rendered:
     return Rendered(text, spans, raw=False, add_eos=False)
 
 
-def _hint(reason: str) -> str:
+def refusal_hint(reason: str) -> str:
+    """What to do where a template says this of a conversation."""
     lowered = reason.lower()
     if "system" in lowered:
         return "put the system text at the beginning of the first user turn, or set data.chat_template"
