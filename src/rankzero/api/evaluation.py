@@ -50,10 +50,11 @@ class Listener:
     tick: Callable[[int, int], None] = lambda _done, _all: None
     """How many answers there are, of how many."""
     answered: Callable[[Mapping[str, Sequence[Row]]], None] = lambda _rows: None
-    """After each data set, every question and answer till then: before any is graded, which may fail. And with grades,
-    before any task is asked."""
+    """Now and then and after each data set, every question and answer till then: before any is graded, which may fail.
+    Before an error those that there are; of a data set that is not done, some have the base's answer alone. And with
+    grades, before any task is asked."""
     measured: Callable[[Evaluation], None] = lambda _found: None
-    """Scores of own rows, before they are graded, with each set's grades, and before tasks are asked: all may fail."""
+    """Scores of own rows, after each set, before they are graded, and with each set's grades: what follows may fail."""
     tell: Tell = warn
 
 
@@ -206,6 +207,13 @@ def _measured(
         if judge is None:
             hint = "of calls, only those that the model's chat template writes can be compared; or name a judge"
             _require_answers([(path, [one.reference for one in prompts]) for path, prompts in questions], hint)
+
+        def scores() -> Evaluation:
+            by = {name: judging if one[0].grades else None for name, one in rows.items()}
+            facts = {name: about(one, max_new_tokens=max_new_tokens, judge=by[name]) for name, one in rows.items()}
+            sets = {name: {"path": paths[name], **facts[name], **summed_up(one)} for name, one in rows.items()}
+            return Evaluation(sets, {}, rows)
+
         done, total = 0, sum(map(len, wanted)) * len(voices)
         for path, prompts in questions:
             name = unique(Path(path).name, rows)
@@ -215,26 +223,19 @@ def _measured(
                 prompts,
                 max_new_tokens=max_new_tokens,
                 tick=lambda count, before=done: listener.tick(before + count, total),  # type: ignore[misc]
+                so_far=lambda some, name=name: listener.answered({**rows, name: some}),  # type: ignore[misc]
             )
             done += len(prompts) * len(voices)
             listener.answered(rows)
-
-        def scores() -> Evaluation:
-            by = {name: judging if one[0].grades else None for name, one in rows.items()}
-            facts = {name: about(one, max_new_tokens=max_new_tokens, judge=by[name]) for name, one in rows.items()}
-            sets = {name: {"path": paths[name], **facts[name], **summed_up(one)} for name, one in rows.items()}
-            return Evaluation(sets, {}, rows)
+            listener.measured(scores())
 
         if judging is not None and rows:
-            listener.measured(scores())
             for name, asked in rows.items():
                 rows[name] = graded(asked, judging)
                 listener.measured(scores())
             listener.answered(rows)
     if tasks is None:
         return scores()
-    if rows and judge is None:
-        listener.measured(scores())
     by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
     return replace(scores(), tasks=by_task, limit=tasks.limit)
 

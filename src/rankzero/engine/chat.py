@@ -14,8 +14,9 @@ from rankzero.engine.ask import require_unicode
 from rankzero.engine.console import results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.model.converse import reply
-from rankzero.model.generate import Speaker, Turn, load_speaker
+from rankzero.model.generate import NO_MEMORY_HINT, Speaker, Turn, load_speaker
 from rankzero.model.load import settled_libraries
+from rankzero.model.out_of_memory import out_of_memory_told
 from rankzero.run_dir.result import Result
 from rankzero.spec.sampling import Sampling
 
@@ -64,7 +65,7 @@ class Chat:
         """The answer of each voice. An error, or an interrupt, leaves the conversation as it was.
 
         Raises ConfigError where there are images and the model sees none, DataError where one cannot be read,
-        UsageError for what is no text.
+        UsageError for what is no text, RankzeroError where memory runs out.
         """
         require_unicode([text], "the message")
         asked = Turn("user", text, tuple(map(os.path.expanduser, images)))
@@ -76,7 +77,7 @@ class Chat:
 
             tell("")
             turns = [*self._turns[voice.name], asked]
-            with voice.muted():
+            with voice.muted(), out_of_memory_told("the message", NO_MEMORY_HINT):
                 answers.append(Answer(voice.name, reply(voice.speaker, turns, self.sampling, tell)))
         for answer in answers:
             self._turns[answer.voice] += [asked, Turn("assistant", answer.text)]

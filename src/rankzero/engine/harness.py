@@ -10,6 +10,7 @@ from typing import Any
 from rankzero.engine.chat import Voice
 from rankzero.engine.console import results_alone_on_stdout
 from rankzero.errors import ConfigError, ServiceError
+from rankzero.model.out_of_memory import out_of_memory_told
 from rankzero.wording import first_line
 
 
@@ -43,7 +44,7 @@ def run_tasks(
     """Metrics as the harness names them, by task and by who answered. `manager`: what `find_tasks` has found.
 
     A model with a chat template is asked through it. Raises ConfigError for a task that cannot be asked, ServiceError
-    where what it fetches cannot be.
+    where what it fetches cannot be, RankzeroError where memory runs out.
     """
     import httpx2
     from lm_eval import simple_evaluate
@@ -54,7 +55,7 @@ def run_tasks(
         for voice in voices:
             speaker = voice.speaker
             chat = speaker.tokenizer.chat_template is not None
-            with voice.muted():
+            with voice.muted(), out_of_memory_told("--task", "lower --batch-size"):
                 with _tied_as_it_is(speaker.model):
                     model = HFLM(pretrained=speaker.model, tokenizer=speaker.tokenizer, batch_size=batch_size)
                 model.chat_template_args = dict(speaker.template_kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,20 @@ from rankzero.engine.references import References
 from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
 from rankzero.errors import ConfigError
 from rankzero.model.generate import (
+    NO_MEMORY_HINT,
     Reply,
     Speaker,
     all_ids,
     answer_limits,
-    replies_together,
+    batches_of_replies,
     reply,
     require_numbers,
     require_sight,
 )
 from rankzero.model.load import stop_token_ids
+from rankzero.model.out_of_memory import out_of_memory_told
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.wording import counted
-
-BATCH = 16
-"""Answers that are computed together. Of questions of like length, so that little is padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +87,42 @@ def ask_all(
     *,
     max_new_tokens: int,
     tick: Callable[[int], None] = lambda _done: None,
+    so_far: Callable[[Sequence[Row]], None] = lambda _rows: None,
 ) -> list[Row]:
     """Every voice's greedy answers, in the order of the prompts, without grades; of what `to_compare` made, where they
-    are to be scored. `tick` hears how many there are. Raises NonFiniteError for answers that are none."""
-    said: dict[str, list[Reply]] = {}
-    done = 0
+    are to be scored. `tick` hears how many there are; `so_far` gets those that there are, now and then and before an
+    error. Raises NonFiniteError for answers that are none, RankzeroError where memory runs out."""
+    said: dict[str, dict[int, Reply]] = {}
+    done = told = 0
 
-    def more(count: int) -> None:
-        nonlocal done
-        done += count
-        tick(done)
+    def rows() -> list[Row]:
+        by_prompt = [{name: found[i] for name, found in said.items() if i in found} for i in range(len(prompts))]
+        return [Row(prompt, found, {}) for prompt, found in zip(prompts, by_prompt, strict=True) if found]
 
-    for voice in voices:
-        with voice.muted():
-            said[voice.name or "tuned"] = _answers(voice.speaker, prompts, max_new_tokens, more)
-    return [
-        Row(prompt, {name: answers[index] for name, answers in said.items()}, {})
-        for index, prompt in enumerate(prompts)
-    ]
+    try:
+        for voice in voices:
+            answers = said[voice.name or "tuned"] = {}
+
+            def more(found: Mapping[int, Reply], answers: dict[int, Reply] = answers) -> None:
+                nonlocal done, told
+                answers.update(found)
+                done += len(found)
+                tick(done)
+                if done >= told * _AGAIN and done < len(prompts) * len(voices):
+                    told = done
+                    so_far(rows())
+
+            with voice.muted():
+                _answers(voice.speaker, prompts, max_new_tokens, more)
+    except BaseException:  # an interrupt too: answers are dear
+        if done > told:
+            so_far(rows())
+        raise
+    return rows()
+
+
+_AGAIN = 1.25
+"""So many times the answers of before are written anew: all of them take a few times as long as at once."""
 
 
 def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
@@ -189,19 +206,19 @@ def _speakers(voices: Sequence[Voice]) -> list[Speaker]:
     return list({id(voice.speaker): voice.speaker for voice in voices}.values())
 
 
-def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Callable[[int], None]) -> list[Reply]:
+def _answers(
+    speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Callable[[Mapping[int, Reply]], None]
+) -> None:
+    """`more` hears the answers to some prompts, by their numbers, as soon as they are there."""
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
-    found: dict[int, Reply] = {}
-    for index, prompt in enumerate(prompts):
-        if prompt.images:
-            found[index] = reply(speaker, prompt, stop_ids, longest)
-            require_numbers([found[index]], [prompt.where])
-            more(1)
-    rest = sorted((i for i in range(len(prompts)) if i not in found), key=lambda i: len(prompts[i].text))
-    for first in range(0, len(rest), BATCH):
-        batch = rest[first : first + BATCH]
-        answers = replies_together(speaker, [prompts[i] for i in batch], stop_ids, longest)
-        require_numbers(answers, [prompts[i].where for i in batch])
-        found |= dict(zip(batch, answers, strict=True))
-        more(len(batch))
-    return [found[index] for index in range(len(prompts))]
+    with_images = [i for i, prompt in enumerate(prompts) if prompt.images]
+    rest = [i for i, prompt in enumerate(prompts) if not prompt.images]
+    for i in with_images:
+        with out_of_memory_told(prompts[i].where, NO_MEMORY_HINT):
+            found = reply(speaker, prompts[i], stop_ids, longest)
+        require_numbers([found], [prompts[i].where])
+        more({i: found})
+    for batch, answers in batches_of_replies(speaker, [prompts[i] for i in rest], stop_ids, longest):
+        numbers = [rest[i] for i in batch]
+        require_numbers(answers, [prompts[i].where for i in numbers])
+        more(dict(zip(numbers, answers, strict=True)))

@@ -7,13 +7,10 @@ one begins with smaller passes. Knows nothing of models.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from rankzero.data.batches.loader import Collated, Work
 from rankzero.engine.console import logger
@@ -23,32 +20,6 @@ from rankzero.errors import ConfigError, RankzeroError, StorageError
 from rankzero.model.memory import MemoryPlan
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.paths import RunDir
-
-_CPU_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
-"""How torch says it of a CPU, where it has no exception of its own for it."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_WORDS)
-
-
-class suppress_out_of_memory:  # noqa: N801 - used as a function is, like contextlib.suppress
-    """Go on behind the block where an allocation failed in it. Other errors are raised."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        return error is not None and is_out_of_memory(error)
-
-
-def free_what_is_left() -> None:
-    """Give back what the failed pass has left behind. Call it when its exception is gone, which holds its tensors."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)

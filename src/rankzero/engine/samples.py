@@ -19,9 +19,9 @@ from rankzero.data.prompts import Prompt
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, any_rank, gather_objects
 from rankzero.engine.parallel.base import Parallel
-from rankzero.engine.passes import free_what_is_left, suppress_out_of_memory
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.model.generate import Reply, Speaker, reply
+from rankzero.model.out_of_memory import free_what_is_left, suppress_out_of_memory
 from rankzero.spec.run_spec import EvalSpec
 from rankzero.spec.schedule import Schedule, is_due
 

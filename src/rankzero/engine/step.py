@@ -28,10 +28,10 @@ from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ra
 from rankzero.engine.heads import Head
 from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
-from rankzero.engine.passes import suppress_out_of_memory
 from rankzero.engine.tasks.protocol import Task
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
+from rankzero.model.out_of_memory import suppress_out_of_memory
 
 LogitsSeen = Callable[[torch.Tensor, MicroBatch], None]
 """Is given logits in float32, one row for each target of a pass or of a part of it."""

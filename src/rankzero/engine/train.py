@@ -26,7 +26,6 @@ from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_sca
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
 from rankzero.engine.pace import Pace
-from rankzero.engine.passes import free_what_is_left, suppress_out_of_memory
 from rankzero.engine.samples import log_samples
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
@@ -35,6 +34,7 @@ from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.engine.streams import wait_for_rows, what_became_of_rows
 from rankzero.errors import NonFiniteError, Problem, StoppedError
 from rankzero.model.compiling import save_artifacts
+from rankzero.model.out_of_memory import free_what_is_left, suppress_out_of_memory
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions

@@ -47,7 +47,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog, evaluations
 from rankzero.engine.pace import Pace
-from rankzero.engine.passes import PassMemory, is_out_of_memory
+from rankzero.engine.passes import PassMemory
 from rankzero.engine.process import process
 from rankzero.engine.resume import (
     layout_of,
@@ -61,6 +61,7 @@ from rankzero.engine.train import RunContext, tell_what_is_saved, train
 from rankzero.errors import StorageError
 from rankzero.model.fingerprint_beside import FingerprintBeside
 from rankzero.model.load import settled_libraries
+from rankzero.model.out_of_memory import is_out_of_memory
 from rankzero.run_dir.atomic import ONE_VOLUME, remove_stale, stage_name, write_json, write_text
 from rankzero.run_dir.handover import (
     AGAIN_VARIABLE,

@@ -28,7 +28,7 @@ from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import single_template, template_variables, tool_template
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.directories import is_file
-from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, UsageError
+from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError, UsageError
 from rankzero.model.context import computed_alike, position_borders
 from rankzero.model.load import (
     kind_of,
@@ -40,6 +40,7 @@ from rankzero.model.load import (
     unembedded_tokens,
 )
 from rankzero.model.lora import load_adapter
+from rankzero.model.out_of_memory import largest_first, out_of_memory_told
 from rankzero.model.parts import position_limit
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.vision import Vision, load_vision
@@ -129,7 +130,7 @@ def answer(
 
     Every question is about all `images`, which stand where it has `<image>`, else before it. Raises ConfigError where
     the model sees none, UsageError where there are more places than images, DataError where one cannot be read, and as
-    `answer_limits` and `require_numbers` do.
+    `batches_of_replies` and `require_numbers` do.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
@@ -137,7 +138,8 @@ def answer(
     places = [f"prompt {n}" for n in range(1, len(questions) + 1)]
     if images:
         about = [prompt_of(speaker, [Turn("user", text, tuple(images))]) for text in questions]
-        replies = [reply(speaker, prompt, stop_ids, max_new_tokens) for prompt in about]
+        with out_of_memory_told("prompt", NO_MEMORY_HINT):
+            replies = [reply(speaker, prompt, stop_ids, max_new_tokens) for prompt in about]
     else:
         prompts = [question(text, place) for text, place in zip(questions, places, strict=True)]
         replies = replies_together(speaker, prompts, stop_ids, max_new_tokens)
@@ -154,9 +156,22 @@ def require_numbers(replies: Sequence[Reply], places: Sequence[str]) -> None:
 
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
-    """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
-    is not told of padding, and in others where a model has no positions for the longest answer, or computes those of
-    long rows in another way. Raises DataError as `answer_limits` does."""
+    """The greedy replies to several prompts without images, in their order. Raises as `batches_of_replies` does."""
+    found: dict[int, Reply] = {}
+    for batch, replies in batches_of_replies(speaker, prompts, stop_ids, longest):
+        found |= dict(zip(batch, replies, strict=True))
+    return [found[i] for i in range(len(prompts))]
+
+
+def batches_of_replies(
+    speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int
+) -> Iterator[tuple[Sequence[int], list[Reply]]]:
+    """The greedy replies to prompts without images, as many at once as memory allows, the longest first; and which they
+    are of. Those of a batch have one length where a model is not told of padding; and like lengths where it has no
+    positions for the longest answer, or computes those of long rows in another way.
+
+    Raises DataError as `answer_limits` does, before any; RankzeroError where memory runs out for one alone.
+    """
     rows = all_ids(speaker, prompts)
     limits = answer_limits(speaker, rows, longest, [prompt.where for prompt in prompts])
     inner = _inner(speaker.model)
@@ -165,11 +180,19 @@ def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequ
         (limit, len(ids) if apart else 0, computed_alike(borders, len(ids), limit))
         for limit, ids in zip(limits, rows, strict=True)
     ]
-    found: dict[int, Reply] = {}
-    for kind in sorted(set(kinds)):
-        alike = [i for i, one in enumerate(kinds) if one == kind]
-        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, kind[0]), strict=True))
-    return [found[i] for i in range(len(rows))]
+    yield from largest_first(
+        [len(ids) + limit for limit, ids in zip(limits, rows, strict=True)],
+        kinds,
+        BATCH,
+        lambda batch: _in_a_batch(speaker, [rows[i] for i in batch], stop_ids, limits[batch[0]]),
+        lambda i: RankzeroError("out of memory", where=prompts[i].where or "prompt", hint=NO_MEMORY_HINT),
+    )
+
+
+BATCH = 16
+"""Answers that are computed together. To questions of like length, so that little is padding."""
+NO_MEMORY_HINT = "lower --max-new-tokens, shorten what is asked, or take the CPU: CUDA_VISIBLE_DEVICES="
+"""Where one answer alone is too much."""
 
 
 def answer_limits(speaker: Speaker, rows: Sequence[Sequence[int]], longest: int, places: Sequence[str]) -> list[int]:

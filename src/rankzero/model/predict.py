@@ -14,7 +14,7 @@ from rankzero.data.cache.embedded import unembedded_problems
 from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
-from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem
+from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError
 from rankzero.model.context import position_borders
 from rankzero.model.load import (
     ClassHead,
@@ -27,6 +27,7 @@ from rankzero.model.load import (
     unembedded_tokens,
 )
 from rankzero.model.lora import load_adapter
+from rankzero.model.out_of_memory import largest_first
 from rankzero.model.parts import position_limit
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.while_writing import NO_NUMBERS_HINT
@@ -110,12 +111,15 @@ def _of_window(classifier: Classifier, window: Sequence[str], start: int) -> lis
     problems += unembedded_problems(classifier.unembedded, ids, places)
     if problems:
         raise DataError(problems)
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     found: dict[int, Prediction] = {}
-    config = classifier.model.config
-    borders, alike = position_borders(config), padding_counts(config)
-    for batch in _batches(order, [len(row) if alike else bisect_left(borders, len(row)) for row in ids]):
-        for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
+    for batch, of_batch in largest_first(
+        list(map(len, ids)),
+        _kinds(classifier.model.config, ids),
+        _BATCH,
+        lambda batch: _probabilities(classifier, [ids[i] for i in batch]),
+        lambda i: RankzeroError("out of memory", where=places[i], hint="CUDA_VISIBLE_DEVICES= takes the CPU"),
+    ):
+        for i, shares in zip(batch, of_batch, strict=True):
             if shares is None:
                 continue
             named = dict(zip(classifier.labels, shares, strict=True))
@@ -131,15 +135,11 @@ def _require_all(found: Mapping[int, Prediction], places: Sequence[str]) -> None
         raise NonFiniteError(problems)
 
 
-def _batches(order: Sequence[int], kinds: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Texts that share a pass: of one kind only, as `order` has them together. What they must have in common is a
-    length where padding counts, else a side of where positions are computed in another way."""
-    first = 0
-    while first < len(order):
-        batch = order[first : first + _BATCH]
-        batch = [i for i in batch if kinds[i] == kinds[batch[0]]]
-        yield batch
-        first += len(batch)
+def _kinds(config: Any, rows: Sequence[Sequence[int]]) -> list[int]:
+    """What texts of a pass must have in common: a length where padding counts, else the side of where positions are
+    computed in another way."""
+    borders, alike = position_borders(config), padding_counts(config)
+    return [len(row) if alike else bisect_left(borders, len(row)) for row in rows]
 
 
 def _require_trained_head(config: Any, name: str) -> None:

@@ -22,6 +22,7 @@ from rankzero.run_dir.result import find_result
 from rankzero.spec.sampling import Sampling
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
+from tests.support.too_little_memory import out_of_memory_beyond
 
 SHORT = Sampling(max_new_tokens=6)
 
@@ -151,6 +152,14 @@ def test_a_mistake_ends_a_pipe_and_not_a_talk(speaker: Any, capsys: pytest.Captu
     assert not talk.hear("/exit")
 
 
+def test_a_talk_goes_on_where_memory_has_run_out(speaker: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = Talk(Chat([Voice("", speaker)], SHORT), as_json=False, attended=True)
+    with out_of_memory_beyond(speaker.model, rows=0):
+        assert talk.hear("Ping")
+    assert "the message: out of memory" in capsys.readouterr().err
+    assert talk.hear("Ping") and not capsys.readouterr().err
+
+
 def test_two_voices_have_their_names(adapter: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chat = open_chat(find_result(str(adapter), "writes"), SHORT, base=find_result(str(tiny), "writes"))
     Talk(chat, as_json=False, attended=True).hear("Hello World")
@@ -226,7 +235,7 @@ def test_what_narrows_a_draw_needs_one(flags: str, adapter: Path, cli: Cli) -> N
 def test_from_python(adapter: Path) -> None:
     chat = rankzero.chat(str(adapter), rankzero.Sampling(max_new_tokens=4))
     assert [answer.voice for answer in chat.ask("Hello")] == [""]
-    with pytest.raises(ConfigError, match="no run directory"):
-        rankzero.chat(str(adapter), compare=True)
+    beside = rankzero.chat(str(adapter), rankzero.Sampling(max_new_tokens=4), compare=True)
+    assert [answer.voice for answer in beside.ask("Hello")] == ["base", "tuned"]
     with pytest.raises(rankzero.UsageError, match="leave base out"):
         rankzero.chat(str(adapter), base=True, compare=True)

@@ -28,6 +28,7 @@ from rankzero.engine.chat import Voice
 from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
+from rankzero.model import generate
 from rankzero.model.generate import Reply, Speaker
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.evaluation import measured, of_the_base, of_this_base, together
@@ -55,7 +56,9 @@ def test_reasoning_is_no_part_of_what_is_scored(text: str, monkeypatch: pytest.M
     prompt = Prompt((Message("user", "The capital of Peru?"),), reference="Lima")
     asked: list[str] = []
     judge = cast(Judge, SimpleNamespace(grade=lambda _question, said, _wanted: asked.append(said) or Graded(7, "")))
-    monkeypatch.setattr(held_out, "_answers", lambda *_others: [Reply(text, 9, ended=True)])
+    monkeypatch.setattr(
+        held_out, "_answers", lambda _speaker, _prompts, _longest, more: more({0: Reply(text, 9, ended=True)})
+    )
     voice = Voice("", cast(Speaker, None))
     [row] = held_out.graded(held_out.ask_all([voice], [prompt], max_new_tokens=9), judge)
     written = row.to_json()["tuned"]
@@ -651,6 +654,34 @@ class TestNothingIsLost:
         done = cli(f"eval {theirs} --data {rows} --no-base --max-new-tokens 5 --answers {tmp_path}/a.jsonl")
         assert done.code == 0 and "100.0 %" in done.out and "does not keep what was measured" in caplog.text
         assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 3
+
+    @pytest.mark.parametrize(
+        ("error", "said"), [(torch.OutOfMemoryError("CUDA out of memory"), "out of memory"), (KeyboardInterrupt(), "")]
+    )
+    def test_answers_of_a_set_that_is_not_done_stay(
+        self, error: BaseException, said: str, run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of the batches before, and the scores of the sets before, whatever ends it."""
+        (run / "eval.json").unlink(missing_ok=True)
+        batch, asked = generate._in_a_batch, list[int]()
+
+        def fails(speaker: Speaker, rows: Any, *others: Any) -> list[Reply]:
+            asked.append(len(rows))
+            if len(asked) > 4:
+                raise error
+            return batch(speaker, rows, *others)
+
+        monkeypatch.setattr(generate, "_in_a_batch", fails)
+        few = write_jsonl(tmp_path / "few.jsonl", [{"q": "Ping", "a": "Pong"}])
+        many = [{"q": f"Ping {n} " + "please " * n, "a": "Pong"} for n in range(20)]
+        held = write_jsonl(tmp_path / "held.jsonl", many)
+        flags = f"--columns question=q,answer=a --max-new-tokens 5 --answers {tmp_path}/a.jsonl"
+        done = cli(f"eval {run} --data {few} --data {held} {flags}")
+        assert done.code in (70, 130) and said in done.err and "internal" not in done.err
+        assert "few.jsonl (1 rows)" in done.out and "few.jsonl" in json.loads((run / "eval.json").read_text())["sets"]
+        answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+        assert [answer["set"] for answer in answers] == ["few.jsonl"] + ["held.jsonl"] * 20
+        assert asked[:4] == [1, 1, 16, 4] and "tuned" not in answers[-1] and "base" in answers[-1]
 
     def test_a_place_for_answers_is_tried_first(
         self, run: Path, rows: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch

@@ -15,11 +15,12 @@ import torch
 from rankzero.data.batches.loader import MicroBatch
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import LONGEST_WAIT, World
-from rankzero.engine.passes import is_out_of_memory, remembered
+from rankzero.engine.passes import remembered
 from rankzero.engine.setup import pass_memory
 from rankzero.engine.step import Stepper
 from rankzero.errors import ConfigError, StoppedError
 from rankzero.model.memory import MemoryPlan
+from rankzero.model.out_of_memory import is_out_of_memory
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec

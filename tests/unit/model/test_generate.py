@@ -27,7 +27,7 @@ from rankzero.engine.held_out import ask_all, require_askable
 from rankzero.engine.references import References
 from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
-from rankzero.errors import ConfigError, DataError, NonFiniteError, UsageError
+from rankzero.errors import ConfigError, DataError, NonFiniteError, RankzeroError, UsageError
 from rankzero.model.converse import _Told, reply
 from rankzero.model.generate import (
     Speaker,
@@ -52,6 +52,7 @@ from tests.support.architectures import save
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
 from tests.support.tiny import CHATML, tiny_gpt2, tiny_model, tiny_tokenizer, write_jsonl
+from tests.support.too_little_memory import out_of_memory_beyond
 
 CPU = torch.device("cpu")
 QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
@@ -241,6 +242,18 @@ def test_what_the_chat_template_refuses_is_said(tmp_path: Path) -> None:
     broken = replace(speaker, tokenizer=tiny_tokenizer(chat_template="{% if %}"))
     with pytest.raises(ConfigError, match="the chat template is not valid Jinja"):
         answer(broken, ["Hi"])
+
+
+def test_questions_that_memory_runs_out_of_together_are_asked_in_smaller_batches(tmp_path: Path) -> None:
+    speaker = loud(speaker_of(tiny_model(tmp_path)))
+    questions = [question * (1 + n % 3) for n in range(8) for question in QUESTIONS]
+    whole = answer(speaker, questions, max_new_tokens=4)
+    with out_of_memory_beyond(speaker.model, rows=5) as passes:
+        assert answer(speaker, questions, max_new_tokens=4) == whole
+    assert 1 < max(passes) <= 5
+    with out_of_memory_beyond(speaker.model, rows=0), pytest.raises(RankzeroError, match="out of memory") as ended:
+        answer(speaker, ["Hi", "What is it?"], max_new_tokens=4)
+    assert ended.value.problems[0].where == "prompt 2" and "--max-new-tokens" in ended.value.problems[0].hint
 
 
 def test_what_is_no_number_is_no_answer(tmp_path: Path) -> None:

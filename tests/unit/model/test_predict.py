@@ -13,14 +13,15 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from transformers.utils import logging
 
 from rankzero.api.results import predict
-from rankzero.errors import ConfigError, DataError, NonFiniteError, UsageError
+from rankzero.errors import ConfigError, DataError, NonFiniteError, RankzeroError, UsageError
 from rankzero.model.load import padding_counts
-from rankzero.model.predict import _batches, classify, load_classifier
+from rankzero.model.predict import _kinds, classify, load_classifier
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.cli import Cli
 from tests.support.tiny import tiny_tokenizer
+from tests.support.too_little_memory import out_of_memory_beyond
 
 TEXTS = ["a warm and moving story .", "dull", "the cast is superb , " * 20, "the plot is a mess"] * 12
 CPU = torch.device("cpu")
@@ -249,10 +250,19 @@ def test_a_class_knows_nothing_of_how_long_texts_beside_it_are(tmp_path: Path) -
         assert beside.probabilities == pytest.approx(one.probabilities, abs=1e-5)
 
 
-def test_texts_of_one_length_share_a_pass_where_padding_counts() -> None:
-    lengths = [3, 5, 3, 5, 5, 7]
-    order = sorted(range(6), key=lengths.__getitem__)
-    assert list(_batches(order, [0] * 6)) == [order]
-    assert list(_batches(order, lengths)) == [[0, 2], [1, 3, 4], [5]]
-    long = list(_batches(range(70), [4] * 70))
-    assert [len(batch) for batch in long] == [32, 32, 6] and [i for batch in long for i in batch] == list(range(70))
+@pytest.mark.parametrize(("model_type", "kinds"), [("bert", [0] * 4), ("xlnet", [3, 5, 3, 7])])
+def test_texts_of_one_length_share_a_pass_where_padding_counts(model_type: str, kinds: list[int]) -> None:
+    assert _kinds(AutoConfig.for_model(model_type), [[1] * length for length in (3, 5, 3, 7)]) == kinds
+
+
+def test_texts_that_memory_runs_out_of_together_are_asked_in_smaller_passes(trained: Path) -> None:
+    classifier = load_classifier(as_it_was(spec(trained)), torch.float32, CPU)
+    whole = list(classify(classifier, TEXTS))
+    with out_of_memory_beyond(classifier.model, rows=3) as passes:
+        found = list(classify(classifier, TEXTS))
+    assert max(passes) == 3 and len(passes) < len(TEXTS)
+    for one, beside in zip(found, whole, strict=True):
+        assert one.probabilities == pytest.approx(beside.probabilities, abs=1e-5)
+    with out_of_memory_beyond(classifier.model, rows=0), pytest.raises(RankzeroError, match="out of memory") as ended:
+        list(classify(classifier, TEXTS[:3]))
+    assert ended.value.problems[0].where == "text 3" and ended.value.problems[0].hint
