@@ -25,6 +25,7 @@ from rankzero.model.generate import (
     answer_limits,
     batches_of_replies,
     reply,
+    require_context,
     require_numbers,
     require_sight,
 )
@@ -60,15 +61,17 @@ class Row:
 
 def require_askable(voices: Sequence[Voice], prompts: Sequence[Prompt], max_new_tokens: int) -> None:
     """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, or nothing would
-    end an answer, DataError for prompts whose images cannot be read, or which the chat template refuses, and as
-    `answer_limits` does."""
+    end an answer, DataError for prompts whose images cannot be read, or which the chat template refuses, for
+    those that are beyond the model's context, and as `answer_limits` does."""
     for speaker in _speakers(voices) if prompts else ():
         if not stop_token_ids(speaker.model, speaker.tokenizer):
             what = "neither the model nor the tokenizer names an end token"
             raise ConfigError(what, where="generation_config.json")
         for prompt in prompts:
             require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
-        answer_limits(speaker, all_ids(speaker, prompts), max_new_tokens, [prompt.where for prompt in prompts])
+        rows, places = all_ids(speaker, prompts), [prompt.where for prompt in prompts]
+        require_context(speaker, rows, places)
+        answer_limits(speaker, rows, max_new_tokens, places)
 
 
 def to_compare(voices: Sequence[Voice], sets: Sequence[Sequence[Prompt]]) -> list[list[Prompt]]:

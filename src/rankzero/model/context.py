@@ -28,6 +28,24 @@ def computed_context(config: Any) -> Context | None:
     return Context(int(longest), not kinds <= _AS_LONG_AS_MADE) if longest and kinds else None
 
 
+def most_in_use(config: Any) -> int | None:
+    """Tokens beyond which what a model computes is noise; None where it learned its positions, stretches them, or its
+    config does not say it."""
+    context = computed_context(config)
+    return None if context is None or context.extended else context.length
+
+
+def beyond_in_use(config: Any, tokens: Sequence[int], places: Sequence[str]) -> list[Problem]:
+    """The questions, of so many tokens each, that a model was not made for, by their `places`."""
+    most = most_in_use(config)
+    what = f"tokens, and the model's context is {most} (max_position_embeddings), with its answer"
+    return [
+        Problem(f"it has {count} {what}", where, "shorten it")
+        for count, where in zip(tokens, places, strict=True)
+        if most is not None and count >= most
+    ]
+
+
 def position_borders(config: Any) -> tuple[int, ...]:
     """Tokens of the longest rows whose positions are computed in another way than those of longer rows, ascending.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from rankzero.data.tokens.tokenizer import single_template, template_variables, 
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError, UsageError
-from rankzero.model.context import computed_alike, position_borders
+from rankzero.model.context import beyond_in_use, computed_alike, position_borders
 from rankzero.model.load import (
     kind_of,
     left_padding_counts,
@@ -50,6 +51,8 @@ from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_log = logging.getLogger("rankzero.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +200,10 @@ NO_MEMORY_HINT = "lower --max-new-tokens, shorten what is asked, or take the CPU
 
 def answer_limits(speaker: Speaker, rows: Sequence[Sequence[int]], longest: int, places: Sequence[str]) -> list[int]:
     """How long the answer to each prompt of these tokens may be: `longest`, or what is left where the model has learned
-    so many positions and no more. Raises DataError for prompts that leave nothing or are nothing, or have a token that
-    the model cannot look up, by their `places`."""
-    limit, tokens = position_limit(_inner(speaker.model)), list(map(len, rows))
+    so many positions and no more; of one that computes them, prompts beyond its context are warned of. Raises DataError
+    for prompts that leave nothing or are nothing, or have a token that the model cannot look up, by their `places`."""
+    inner = _inner(speaker.model)
+    limit, tokens = position_limit(inner), list(map(len, rows))
     problems = unembedded_problems(speaker.unembedded, rows, places)
     for count, where in zip(tokens, places, strict=True):
         if count == 0:
@@ -209,7 +213,15 @@ def answer_limits(speaker: Speaker, rows: Sequence[Sequence[int]], longest: int,
             problems.append(Problem(what, where, "shorten it"))
     if problems:
         raise DataError(problems)
+    for problem in beyond_in_use(inner.config, tokens, places):
+        _log.warning("[RESULT] %s: %s; what it says is no more than noise", problem.where or "prompt", problem.what)
     return [longest if limit is None else min(longest, limit - count) for count in tokens]
+
+
+def require_context(speaker: Speaker, rows: Sequence[Sequence[int]], places: Sequence[str]) -> None:
+    """Raise DataError for prompts of these tokens that are beyond what the model was made for, as training does."""
+    if beyond := beyond_in_use(_inner(speaker.model).config, list(map(len, rows)), places):
+        raise DataError(beyond)
 
 
 def _in_a_batch(speaker: Speaker, rows: Sequence[list[int]], stop_ids: Sequence[int], longest: int) -> list[Reply]:

@@ -15,7 +15,7 @@ from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError
-from rankzero.model.context import position_borders
+from rankzero.model.context import most_in_use, position_borders
 from rankzero.model.load import (
     ClassHead,
     load_config,
@@ -80,7 +80,7 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
     unembedded = unembedded_tokens(tokenizer, config, "classifier", source)
     pad = padding_id(tokenizer, config)
     model = load_model(source, spec, config, dtype, device=device, head=ClassHead(labels, pad))
-    longest = min(result.max_length, position_limit(model) or result.max_length)
+    longest = min(limit for limit in (result.max_length, position_limit(model), most_in_use(config)) if limit)
     rules = TokenRules(max_length=longest, over_length="truncate", trains="label")
     encoder = Encoder(take_apart(tokenizer, "label"), rules)
     if adapter is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,29 @@ def test_what_is_no_number_is_no_answer(tmp_path: Path) -> None:
     assert [problem.where for problem in refused.value.problems] == ["prompt 2"]
     with pytest.raises(NonFiniteError, match="rows.jsonl:2: its answer is NaN"):
         ask_all([Voice("", speaker)], [asked_of("a dog", "rows.jsonl:2")], max_new_tokens=1)
+
+
+@pytest.mark.parametrize("rope", ["default", "linear"])
+def test_a_question_beyond_a_models_context_is_no_question_to_measure_by(
+    rope: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As training refuses such rows and prompts, but where the config stretches positions. Who asks is told."""
+    monkeypatch.setattr(logging.getLogger("rankzero"), "propagate", True)
+    speaker = speaker_of(tiny_model(tmp_path, context=40))
+    speaker.model.config.rope_parameters = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0}
+    prompts = [asked_of("Hello " * count, f"rows.jsonl:{n}") for n, count in enumerate((1, 20, 2, 30), 1)]
+    beyond = rope == "default"
+    with pytest.raises(DataError) if beyond else nullcontext() as refused:
+        require_askable([Voice("", speaker)], prompts, 2)
+    if refused is not None:
+        assert [problem.where for problem in refused.value.problems] == ["rows.jsonl:2", "rows.jsonl:4"]
+        assert "the model's context is 40" in refused.value.problems[0].what
+    assert not caplog.text
+    answer(speaker, ["Hello", "Hello " * 30], max_new_tokens=2)
+    assert ("prompt 2: it has" in caplog.text and "the model's context is 40" in caplog.text) is beyond
+    caplog.clear()
+    reply(speaker, [Turn("user", "Hello " * 30)], Sampling(max_new_tokens=2), lambda _piece: None)
+    assert ("what was said: it has" in caplog.text) is beyond
 
 
 def test_a_prompt_without_tokens_is_named(tmp_path: Path) -> None:

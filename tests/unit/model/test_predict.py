@@ -89,6 +89,17 @@ def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
     assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
 
 
+def test_texts_are_cut_at_a_models_context(tmp_path: Path) -> None:
+    """Of one that computes its positions, and was made for no more."""
+    tokenizer = tiny_tokenizer(chat_template=None)
+    config = AutoConfig.for_model("llama", **{**SIZES, "vocab_size": len(tokenizer)}, max_position_embeddings=24)
+    config.pad_token_id = tokenizer.eos_token_id
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    whole, cut = classify(load_classifier(as_it_was(spec(tmp_path)), torch.float32, CPU), ["Hello " * 6, "Hello " * 9])
+    assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
+
+
 @pytest.mark.parametrize("architecture", ["distilbert", "qwen3"])
 def test_a_text_without_tokens_is_named(architecture: str, tmp_path: Path) -> None:
     """Whether or not the tokenizer puts marks around every text."""
