@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,10 @@ from rankzero.data.images.decode import load_named
 from rankzero.data.prompts import Prompt, question
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.tokens.call_form import with_ids
-from rankzero.data.tokens.chat import refusal_hint
 from rankzero.data.tokens.image_tokens import misplaced
 from rankzero.data.tokens.surroundings import surroundings
-from rankzero.data.tokens.template import ChatTemplate
-from rankzero.data.tokens.tokenizer import single_template, template_variables, tool_template
-from rankzero.data.tokens.turns import reads_parts_only, turn_of
+from rankzero.data.tokens.thought_marks import thought_marks
+from rankzero.data.tokens.tokenizer import single_template
 from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError, UsageError
 from rankzero.model.context import beyond_in_use, computed_alike, position_borders
@@ -43,6 +40,7 @@ from rankzero.model.load import (
 from rankzero.model.lora import load_adapter
 from rankzero.model.out_of_memory import largest_first, out_of_memory_told
 from rankzero.model.parts import position_limit
+from rankzero.model.rendering import rendered
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.vision import Vision, load_vision
 from rankzero.model.while_writing import NO_NUMBERS_HINT, NotNumbers, Poll
@@ -381,30 +379,57 @@ def as_asked(model: Any) -> Iterator[None]:
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
     """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
     as rows have them: `<think>…</think>` and the answer behind it."""
-    said = _of_channels(str(tokenizer.decode(ids)))
+    said = _with_tags(tokenizer, str(tokenizer.decode(ids)))
     return str(tokenizer.decode(ids, skip_special_tokens=True)).strip() if said is None else said
 
 
 def without_special_tokens(tokenizer: Any, text: str) -> str:
     """A text that has special tokens in it, as `text_of` would read their ids."""
-    said = _of_channels(text)
-    if said is not None:
-        return said
-    marks = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
-    longest_first = sorted(map(re.escape, marks), key=len, reverse=True)
-    return (re.sub("|".join(longest_first), "", text) if marks else text).strip()
+    said = _with_tags(tokenizer, text)
+    return _unmarked(text, _specials(tokenizer)) if said is None else said
+
+
+def _specials(tokenizer: Any) -> frozenset[str]:
+    return frozenset({token.content for token in tokenizer.added_tokens_decoder.values() if token.special} - {""})
+
+
+def _unmarked(text: str, specials: Iterable[str]) -> str:
+    longest_first = sorted(map(re.escape, specials), key=len, reverse=True)
+    return (re.sub("|".join(longest_first), "", text) if longest_first else text).strip()
+
+
+def _with_tags(tokenizer: Any, text: str) -> str | None:
+    """Of text with special tokens that part reasoning from the answer; None of any other."""
+    if (of_channels := _of_channels(text)) is not None:
+        return of_channels
+    if tokenizer.chat_template is None:
+        return None
+    specials = _specials(tokenizer)
+    try:
+        marks = thought_marks(str(single_template(tokenizer.chat_template)), specials)
+    except ConfigError:  # the template is none: what was asked was raw text
+        return None
+    if marks is None or (parted := marks.parted(text)) is None:
+        return None
+    (thought, said), ended = (_unmarked(part, specials) for part in parted[:2]), parted[2]
+    return _tagged(thought, said if ended else None)
+
+
+def _tagged(thought: str, said: str | None) -> str:
+    """`said`: None where the reasoning never ended."""
+    if said is None or not thought:
+        return f"<think>\n{thought}" if said is None else said
+    return f"<think>\n{thought}\n</think>\n\n{said}"
 
 
 def _of_channels(text: str) -> str | None:
-    """Of text with special tokens that part reasoning from the answer; None of any other."""
+    """As `_with_tags`, of GPT-OSS, whose template has its reasoning in a message of its own."""
     parted = list(_CHANNEL.finditer(text))
     if {part[1] for part in parted} - {THOUGHT, ANSWER} or not parted:
         return None
     thought = "\n".join(part[2] for part in parted if part[1] == THOUGHT)
     answers = [part[2] for part in parted if part[1] == ANSWER]
-    if not thought:
-        return "".join(answers).strip()
-    return f"<think>\n{thought}" if not answers else f"<think>\n{thought}\n</think>\n\n{''.join(answers).strip()}"
+    return _tagged(thought, "".join(answers).strip() if answers or not thought else None)
 
 
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL)
@@ -436,7 +461,7 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         before, _, _ = surroundings(tokenizer.backend_tokenizer).around(ids)
         return ids if prompt.verbatim else [*before, *ids]
-    text = _rendered(speaker, prompt)
+    text = rendered(tokenizer, prompt, speaker.template_kwargs, sees=speaker.vision is not None)
     _require_places(speaker, prompt, text, images)
     if images and speaker.vision is not None:
         return speaker.vision.prompt_ids(text, images, tokenizer)
@@ -449,29 +474,3 @@ def _require_places(speaker: Speaker, prompt: Prompt, text: str, images: Sequenc
     problem = None if speaker.vision is None else misplaced(text, len(images), speaker.vision.rules)
     if problem is not None:
         raise DataError(problem.what, where=prompt.where or "prompt", hint=problem.hint)
-
-
-def _rendered(speaker: Speaker, prompt: Prompt) -> str:
-    """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images.
-    Raises DataError where it refuses."""
-    named, calls = speaker.tokenizer.chat_template, any(message.tool_calls for message in prompt.messages)
-    source = (tool_template(named) if prompt.tools or calls else None) or str(single_template(named))
-    if speaker.vision is None and not calls and all(message.plain for message in prompt.messages):
-        turns = [turn_of(message) for message in prompt.messages]
-    else:
-        template = ChatTemplate(source, template_variables(speaker.tokenizer))
-        in_parts = speaker.vision is not None and reads_parts_only(template)
-        keys, knows, form = template.reasoning_keys, template.knows_thoughts, template.call_form
-        turns = [
-            turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows, call_form=form)
-            for message in with_ids(prompt.messages, form.ids)
-        ]
-    options = {"add_generation_prompt": True, "tokenize": False, "chat_template": source, **speaker.template_kwargs}
-    if prompt.tools:
-        options["tools"] = list(prompt.tools)
-    try:
-        return str(speaker.tokenizer.apply_chat_template(turns, **options))
-    except Exception as error:  # a template is foreign code: it may fail in any way
-        ChatTemplate(source, {})  # raises ConfigError where it is no template at all
-        what = f"the chat template says: {first_line(error)}"
-        raise DataError(what, where=prompt.where or "prompt", hint=refusal_hint(what)) from error

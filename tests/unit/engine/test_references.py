@@ -46,7 +46,8 @@ def test_a_call_is_scored_in_the_form_of_the_model(
     [prompt] = read_questions(SourceSpec(path=str(write_jsonl(tmp_path / "rows.jsonl", [row]))), seed=0)
     speaker = speaker_of(family_tokenizer("qwen3"))
     assert References(speaker).comparable(prompt).reference == IN_TAGS
-    monkeypatch.setattr(held_out, "_answers", lambda *_others: [Reply(IN_TAGS, 9, ended=True)])
+    said = Reply(IN_TAGS, 9, ended=True)
+    monkeypatch.setattr(held_out, "_answers", lambda _speaker, _prompts, _longest, more: more({0: said}))
     voices = [Voice("", speaker), Voice("base", speaker)]
     [wanted] = held_out.to_compare(voices, [[prompt]])
     rows = held_out.ask_all(voices, wanted, max_new_tokens=9)

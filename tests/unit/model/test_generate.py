@@ -439,6 +439,65 @@ def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat:
     assert wanted == messages[-1].content, "the same as text that nobody has rendered, with its marks and its end"
 
 
+def thinking_in_marks(family: str) -> Any:
+    """Tokenizers whose special tokens part reasoning from answers."""
+    if family == "gemma4":
+        specials = ("<|turn>", "<turn|>", "<|channel>", "<channel|>")
+        thought = "{% if m.reasoning %}{{ '<|channel>thought\n' + m.reasoning + '\n<channel|>' }}{% endif %}"
+        turn = "<|turn>{{ m.role }}\n" + thought + "{{ m.content + '<turn|>\n' }}"
+        opening = "{% if add_generation_prompt %}{{ '<|turn>assistant\n' }}{% endif %}"
+        template = "{% for m in messages %}" + turn + "{% endfor %}" + opening
+        return tiny_tokenizer(chat_template=template, specials=specials, eos="<turn|>")
+    specials = ("[INST]", "[/INST]", "[THINK]", "[/THINK]", "</s>")
+    thought = "{% if m.reasoning_content %}{{ '[THINK]' + m.reasoning_content + '[/THINK]' }}{% endif %}"
+    if family == "parts":  # as Magistral's own
+        one = "{{ '[THINK]' + p.thinking + '[/THINK]' if p.type == 'thinking' else p.text }}"
+        thought = (
+            "{% if m.content is not string %}{% for p in m.content %}" + one + "{% endfor %}{{ '</s>' }}{% else %}"
+        )
+    said = "{{ m.content + '</s>' }}" + ("{% endif %}" if family == "parts" else "")
+    turn = "{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}{% else %}" + thought + said + "{% endif %}"
+    return tiny_tokenizer(
+        chat_template="{% for m in messages %}" + turn + "{% endfor %}", specials=specials, eos="</s>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "opens", "closes", "end"),
+    [
+        ("gemma4", "<|channel>thought\n", "\n<channel|>", "<turn|>"),
+        ("magistral", "[THINK]", "[/THINK]", "</s>"),
+        ("parts", "[THINK]", "[/THINK]", "</s>"),
+    ],
+)
+def test_reasoning_between_special_tokens_is_no_answer(family: str, opens: str, closes: str, end: str) -> None:
+    tokenizer = thinking_in_marks(family)
+    for written, text, said in (
+        (f"{opens}two and three{closes}5{end}", "<think>\ntwo and three\n</think>\n\n5", "5"),
+        (f"{opens}two and{closes}{opens}three{closes}5{end}", "<think>\ntwo and\nthree\n</think>\n\n5", "5"),
+        (f"two and three{closes}5{end}", "<think>\ntwo and three\n</think>\n\n5", "5"),  # the prompt has opened it
+        (f"{opens}two and", "<think>\ntwo and", ""),
+        (f"{opens}{closes}5{end}", "5", "5"),
+        (f"5{end}", "5", "5"),
+    ):
+        ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+        assert (text_of(tokenizer, ids), without_reasoning(text_of(tokenizer, ids))) == (text, said)
+        raw = Prompt((Message("prompt", "?"),), templated=False, reference=written)
+        assert References(Speaker(None, tokenizer, None)).comparable(raw).reference == (said or None)
+
+
+@pytest.mark.parametrize("chat", ["one turn", "reasoning"])
+@pytest.mark.parametrize("family", ["gemma4", "magistral"])
+def test_reasoning_as_it_was_trained_between_special_tokens_is_read_as_such(family: str, chat: str) -> None:
+    tokenizer, parts, rules = thinking_in_marks(family), take_apart(thinking_in_marks(family)), TokenRules()
+    row = Renderer(parts, replace(rules, train_on="last_turn")).render(Conversation(CHATS[chat], True, 1))
+    assert isinstance(row, Rendered)
+    (tokens,) = Encoder(parts, rules).encode([row])
+    written = [token for start, end in tokens.ranges for token in tokens.ids[start:end]]
+    assert without_reasoning(text_of(tokenizer, written)) == CHATS[chat][-1].content
+    assert CHATS[chat][-1].reasoning in text_of(tokenizer, written)
+
+
 def test_only_raw_text_has_special_tokens_that_are_no_words_of_its_answer() -> None:
     speaker = Speaker(None, tiny_tokenizer(eos="</s>", bos="<s>", specials=("</s", "<|im_end|>")), None)
     messages = (Message("prompt", "<s>Hello "),)
