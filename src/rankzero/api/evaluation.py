@@ -200,7 +200,7 @@ def _measured(
         judging = None if judge is None else stack.enter_context(Judge(judge.url, judge.model, os.environ))
         if judging is not None and questions:
             judging.require_answer()
-        voices = open_voices(result, before)
+        voices = open_voices(result, before, measures=True)
         require_askable(voices, [prompt for _, prompts in questions for prompt in prompts], max_new_tokens)
         wanted = to_compare(voices, [prompts for _, prompts in questions])
         questions = [(path, prompts) for (path, _), prompts in zip(questions, wanted, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankzero.engine.ask import require_unicode
 from rankzero.engine.console import results_alone_on_stdout
@@ -93,13 +93,15 @@ def open_chat(result: Result, sampling: Sampling, *, base: Result | None = None,
     return Chat(open_voices(result, base), sampling, system)
 
 
-def open_voices(result: Result, base: Result | None = None) -> list[Voice]:
-    """The result alone, or `base` before it. Raises ConfigError, AccessError, ServiceError."""
-    tuned = _speaker(result)
+def open_voices(result: Result, base: Result | None = None, *, measures: bool = False) -> list[Voice]:
+    """The result alone, or `base` before it; `measures`: chat templates see the date of training, not today. Raises
+    ConfigError, AccessError, ServiceError."""
+    tuned = replace(_speaker(result), dated_as_trained=measures)
     if base is None:
         return [Voice("", tuned)]
-    before = Voice("base", tuned, tuned.model.disable_adapter) if result.adapter else Voice("base", _speaker(base))
-    return [before, Voice("tuned", tuned)]
+    if result.adapter:
+        return [Voice("base", tuned, tuned.model.disable_adapter), Voice("tuned", tuned)]
+    return [Voice("base", replace(_speaker(base), dated_as_trained=measures)), Voice("tuned", tuned)]
 
 
 @settled_libraries

@@ -136,7 +136,7 @@ def read_inputs(
         if labels is not None:
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
         stop = taught_stop(spec, tokenizer, data.train)
-        speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs)
+        speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs, dated_as_trained=True)
         prompts: tuple[Prompt, ...] = ()
         if spec.eval.prompts is not None:
             asked = read_prompts(spec.eval.prompts, seed=spec.train.seed, offline=spec.model.local_files_only)

@@ -76,6 +76,8 @@ class Speaker:
     """What computes, where the weights may lie elsewhere."""
     unembedded: Mapping[int, str] = field(default_factory=dict)
     """Tokens that the model has no row for, by number."""
+    dated_as_trained: bool = False
+    """Whether chat templates see the date of training, as what is measured has to be the same tomorrow; else today."""
 
 
 def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Speaker:
@@ -461,7 +463,8 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         before, _, _ = surroundings(tokenizer.backend_tokenizer).around(ids)
         return ids if prompt.verbatim else [*before, *ids]
-    text = rendered(tokenizer, prompt, speaker.template_kwargs, sees=speaker.vision is not None)
+    sees, dated = speaker.vision is not None, speaker.dated_as_trained
+    text = rendered(tokenizer, prompt, speaker.template_kwargs, sees=sees, dated_as_trained=dated)
     _require_places(speaker, prompt, text, images)
     if images and speaker.vision is not None:
         return speaker.vision.prompt_ids(text, images, tokenizer)

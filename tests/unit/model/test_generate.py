@@ -24,8 +24,11 @@ from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
-from rankzero.engine.chat import Chat, Voice
+from rankzero.engine.chat import Chat, Voice, open_voices
+from rankzero.engine.distributed import World
+from rankzero.engine.goodput import Ledger
 from rankzero.engine.held_out import ask_all, require_askable
+from rankzero.engine.inputs import read_inputs
 from rankzero.engine.references import References
 from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
@@ -588,6 +591,29 @@ def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
         prompt_ids(Speaker(None, tokenizer, None, kwargs), asked) for kwargs in ({}, {"enable_thinking": False})
     )
     assert tokenizer.decode(told) == tokenizer.decode(plain) + "<think>\n\n</think>\n\n"
+
+
+def test_what_is_measured_is_asked_on_the_day_of_training(tmp_path: Path) -> None:
+    """As Llama 3's and SmolLM3's templates write one: the same question is the same tokens tomorrow. Who asks for an
+    answer is told of today."""
+    template = "{{ 'It is ' + strftime_now('%d %b %Y') + name + '\n' }}" + CHATML
+    row = Conversation((HELLO, PING), templated=True, line=1)
+    directory = tiny_model(tmp_path / "model", tokenizer=tiny_tokenizer(chat_template=template))
+    spec = {"model": {"name": str(directory)}, "data": {"chat_template_kwargs": {"name": ", Ada"}}, "lora": {}}
+    spec["data"]["train"] = str(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hello", "completion": "Ping"}]))
+    spec["eval"] = {"prompts": ["Hello"]}
+    result = as_it_was(RunSpec.model_validate(spec))
+    rules = TokenRules(template_kwargs=result.chat_template_kwargs)
+    trained = Renderer(take_apart(tiny_tokenizer(chat_template=template)), rules).render(row)
+    assert isinstance(trained, Rendered) and trained.text.startswith("It is 26 Jul 2024, Ada\n")
+    asked = trained.text[: trained.spans[0][0]]
+    (measured,) = open_voices(result, measures=True)
+    sampled = read_inputs(RunSpec.model_validate(spec), World(), Ledger()).speaker
+    for speaker in (measured.speaker, sampled):
+        assert speaker.tokenizer.decode(prompt_ids(speaker, asked_of("Hello"))) == asked
+    (talks,) = open_voices(result)
+    today = talks.speaker.tokenizer.decode(prompt_ids(talks.speaker, asked_of("Hello")))
+    assert today.endswith(asked.partition("Ada")[2]) and today != asked
 
 
 def test_images_are_seen_where_they_stand(sighted: Path, tmp_path: Path) -> None:
