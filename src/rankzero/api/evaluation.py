@@ -270,14 +270,17 @@ def _keeper(run_dir: RunDir | None, before: Result | None, tasks: TaskSpec | Non
     written, as somebody else's, does not keep it, which is said once."""
     from rankzero.engine.console import logger
     from rankzero.model.source import locate, weights_fingerprint
+    from rankzero.run_dir.evaluation import ENDS
     from rankzero.run_dir.intact import weights_of
+    from rankzero.run_dir.of_weights import taught_ends_of
 
     if run_dir is None:
         return lambda _found: None
-    asked = {}
+    ends = list(taught_ends_of(run_dir.final))
+    asked: dict[str, Any] = {ENDS: ends} if ends else {}
     if before is not None:
         base_code: ModelUse | None = "writes" if before.model.trust_remote_code else None
-        asked = {"model": weights_fingerprint(locate(before.model).weights, own_code=base_code)}
+        asked["model"] = weights_fingerprint(locate(before.model).weights, own_code=base_code)
     weights, said = weights_of(run_dir.final), set[str]()
 
     def keep(found: Evaluation) -> None:
@@ -290,7 +293,7 @@ def _keeper(run_dir: RunDir | None, before: Result | None, tasks: TaskSpec | Non
 
 
 def _why_not_kept(
-    run_dir: RunDir, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, str], weights: Mapping[str, Any]
+    run_dir: RunDir, found: Evaluation, tasks: TaskSpec | None, asked: Mapping[str, Any], weights: Mapping[str, Any]
 ) -> str:
     """Keep it, or what it says of the base alone where the result has other `weights` by now; says so then. `asked`:
     which base was."""
@@ -312,11 +315,18 @@ def _why_not_kept(
     return f"{run_dir.final} is another result by now; scores of the base stay" if is_another else ""
 
 
-def _keep(run_dir: RunDir, new: Mapping[str, Any], asked: Mapping[str, str]) -> None:
+def _keep(run_dir: RunDir, new: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raises StorageError."""
+    from rankzero.engine.console import logger
     from rankzero.run_dir.atomic import write_json
-    from rankzero.run_dir.evaluation import BASE_MODEL, kept_scores, of_this_base, together
+    from rankzero.run_dir.evaluation import BASE_MODEL, ENDS, kept_scores, may_have_gone_on, of_this_base, together
+    from rankzero.run_dir.result import ADAPTER_CONFIG
     from rankzero.run_dir.setting import about_result
 
-    kept = of_this_base(kept_scores(run_dir.evaluation), {**about_result(run_dir), **asked})
-    write_json(run_dir.evaluation, {**together(kept, new), BASE_MODEL: kept[BASE_MODEL]})
+    before = kept_scores(run_dir.evaluation)
+    ends = {ENDS: asked[ENDS]} if ENDS in asked else {}
+    if ends and may_have_gone_on(before) and not (run_dir.final / ADAPTER_CONFIG).is_file():
+        words = "[RESULT] %s: scores of the base from before may be of one that went on where the result stops"
+        logger.warning(f"{words}; measure those sets again", run_dir.evaluation)
+    kept = of_this_base(before, {**about_result(run_dir), **asked})
+    write_json(run_dir.evaluation, {**together(kept, new), BASE_MODEL: {**kept[BASE_MODEL], **ends}})

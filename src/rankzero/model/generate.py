@@ -100,22 +100,21 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
     model = load_model(source, spec, config, dtype, device=device)
     if result.adapter is not None:
         model = load_adapter(model, result.adapter)
-        stop_as_taught(model, result.adapter, result.stop_ids)
+    stop_as_taught(model, result.adapter, result.stop_ids)
     if spec.quantization == "none":
         model.to(device)
     model.eval()
     return Speaker(model, tokenizer, vision, result.chat_template_kwargs, unembedded=unembedded)
 
 
-def stop_as_taught(model: Any, adapter: Path, stop_ids: Sequence[int]) -> None:
-    """Let a base with an adapter stop at the tokens that were written beside the adapter, or at `stop_ids`, where its
-    checkpoint says them. Raises ConfigError."""
-    file = adapter / GENERATION_CONFIG_NAME
+def stop_as_taught(model: Any, adapter: Path | None, stop_ids: Sequence[int]) -> None:
+    """Let a base stop at the tokens that were written beside the adapter on it, or at `stop_ids`, where those of a
+    checkpoint, or of what was made of the base, are known. Raises ConfigError."""
     if (generation := getattr(model, "generation_config", None)) is None:
         return
     if stop_ids:
         generation.eos_token_id = list(stop_ids)
-    if not is_file(file):
+    if adapter is None or not is_file(file := adapter / GENERATION_CONFIG_NAME):
         return
     try:
         ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")

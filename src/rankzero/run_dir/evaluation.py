@@ -1,6 +1,6 @@
 """eval.json: as rows of a table, and with more in it. Pure; what may have been edited is read, so nothing is required.
 
-{"base_model": {"model", "tokenizer"},
+{"base_model": {"model", "tokenizer", "stop_ids"},
  "sets": {name: {"path", "rows", "with_reference", …, "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
  "tasks": {name: {"limit", "directory", "base": {metric: value}, "tuned": {…}}}}
 
@@ -20,6 +20,8 @@ from rankzero.run_dir.atomic import not_read_errors
 WHO = ("base", "tuned")
 BASE_MODEL = "base_model"
 """Which model `base` is: its identities, as manifests of results and checkpoints have them; null where unknown."""
+ENDS = "stop_ids"
+"""Among them, the tokens that its answers ended with, those of the result; missing where unknown."""
 MEASURES = {"exact_match": "exact match", "token_f1": "token F1", "judge": "judge, of 10"}
 """Of an own set, in the order of the table."""
 
@@ -170,8 +172,18 @@ def of_this_base(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[
     began from before a change was accepted, are left out. What does not say its base may be of this one."""
     known = _inner(found, BASE_MODEL)
     base = {name: manifest.get(name) or known.get(name) for name in ("model", "tokenizer")}
-    is_another = any(known.get(name) not in (None, value) for name, value in base.items())
+    ends, ends_now = known.get(ENDS), manifest.get(ENDS)
+    stopped_elsewhere = ends is not None and ends_now is not None and ends != ends_now
+    is_another = stopped_elsewhere or any(known.get(name) not in (None, value) for name, value in base.items())
+    if (ends := ends_now if is_another else ends) is not None:  # of scores that do not say it, it stays unknown
+        base[ENDS] = ends
     return {**_without(found, (WHO[0],) if is_another else ()), BASE_MODEL: base}
+
+
+def may_have_gone_on(found: Mapping[str, Any]) -> bool:
+    """Whether there are scores of a base of which nothing says that it stopped where the result does."""
+    has_base = any(WHO[0] in one for part in ("sets", "tasks") for _, one in _maps(found, part))
+    return has_base and not _inner(found, BASE_MODEL).get(ENDS)
 
 
 def of_the_base(found: Mapping[str, Any]) -> dict[str, Any]:

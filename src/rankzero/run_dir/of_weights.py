@@ -75,6 +75,14 @@ def stop_ids_of(directory: Path) -> tuple[int, ...]:
     return tuple(number for number in found if isinstance(number, int)) if isinstance(found, list) else ()
 
 
+def taught_ends_of(directory: Path) -> tuple[int, ...]:
+    """The tokens that answers of a result, an adapter or a checkpoint end with, the one that was taught among them; ()
+    where nothing says them."""
+    found = words(directory / "generation_config.json").get("eos_token_id")
+    several = found if isinstance(found, list) else [found]
+    return tuple(number for number in several if isinstance(number, int)) or stop_ids_of(directory)
+
+
 def tokenizer_of(directory: Path) -> str | None:
     """The tokenizer and chat template that weights were trained with, by content; None where the manifest does not say
     it."""

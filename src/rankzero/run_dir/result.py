@@ -24,6 +24,7 @@ from rankzero.run_dir.of_weights import (
     labels_of,
     max_length_of,
     stop_ids_of,
+    taught_ends_of,
     template_kwargs_of,
     tokenizer_of,
     trained_on_of,
@@ -66,8 +67,8 @@ class Result:
     base_is_given: bool = False
     """Whether somebody named the base, wherever the run was trained."""
     stop_ids: tuple[int, ...] = ()
-    """Of a checkpoint: the tokens that answers end with, the one that was taught among them; () where it does not say.
-    A result has them in its generation config."""
+    """Of a checkpoint, and of a base: the tokens that answers of what was trained end with, so that both stop at the
+    same; () where nothing says them. A result has them in its generation config."""
     tokenizer: str | None = None
     """Of a checkpoint, which has none of its own: by content, the tokenizer and chat template that it was trained with;
     None: nothing says it, or they are those of its run's result."""
@@ -139,7 +140,7 @@ def find_result(target: str, use: ModelUse, *, base: bool = False, model: str | 
         run = _run_of(directory)
         if base:
             found = _base_alone(directory, model) if run is None else as_it_was(_spec_for(run, directory, use))
-            found = replace(found, trained_on=trained_on_of(directory))
+            found = replace(found, trained_on=trained_on_of(directory), stop_ids=taught_ends_of(directory))
         else:
             found = _of_adapter(directory, model) if run is None else _of_checkpoint(directory, run, use)
         return _with_base(found, model, target)
@@ -353,7 +354,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     final = run / FINAL
     spec = _spec_for(run, final, use)
     if base:
-        return replace(as_it_was(spec), trained_on=trained_on_of(final))
+        return replace(as_it_was(spec), trained_on=trained_on_of(final), stop_ids=taught_ends_of(final))
     if not final.is_dir():
         raise _no_result(run)
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}

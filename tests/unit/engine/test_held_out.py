@@ -30,7 +30,7 @@ from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
 from rankzero.model import generate
 from rankzero.model.generate import Reply, Speaker
-from rankzero.run_dir.atomic import commit_directory
+from rankzero.run_dir.atomic import commit_directory, write_json
 from rankzero.run_dir.evaluation import measured, of_the_base, of_this_base, together
 from rankzero.run_dir.paths import RunDir
 from tests.support.adapters import tiny_adapter
@@ -383,6 +383,26 @@ def test_scores_of_an_unknown_base_are_not_those_of_another(unknown: dict[str, A
     assert of_this_base({"sets": sets, **unknown}, known) == {"sets": sets, "tasks": {}, "base_model": known}
     assert of_this_base({"sets": sets, "base_model": known}, {})["sets"] == sets
     assert of_this_base(of_this_base({"sets": sets, "base_model": known}, {}), {"model": "2"})["sets"] != sets
+
+
+def test_scores_of_a_base_that_stopped_elsewhere_are_left_out_or_said(
+    tiny: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older version let the base of a full fine-tune go on where the result stops, and did not say it."""
+    place = RunDir(tmp_path / "full")
+    shutil.copytree(tiny, place.final)
+    write_json(place.final / "generation_config.json", {"eos_token_id": [1, 2]})
+    spec = {"name": "full", "model": {"name": str(tiny), "dtype": "float32"}, "data": {"train": "t"}}
+    (place.root / "run.yaml").write_text(json.dumps(spec))
+    kept = {"sets": {"a": {"path": "/a", "base": {"exact_match": 0.1}, "tuned": {"exact_match": 0.9}}}}
+    said = (({}, True, True), ({"stop_ids": [1, 2]}, True, False), ({"stop_ids": [1]}, False, False))
+    for of_base, stays, told in said:
+        write_json(place.evaluation, {**kept, "base_model": of_base})
+        caplog.clear()
+        rankzero.evaluate(str(place.root), rows, base=False, max_new_tokens=2)
+        found = json.loads(place.evaluation.read_text())
+        assert ("base" in found["sets"]["a"]) is stays and found["base_model"]["stop_ids"] == [1, 2]
+        assert ("went on where the result stops" in caplog.text) is told
 
 
 def test_scores_of_the_base_stay_in_a_run_without_checkpoints(run: Path, rows: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from rankzero.api.results import merge
+from rankzero.engine.chat import open_voices
 from rankzero.model.generate import load_speaker
 from rankzero.model.load import stop_token_ids
 from rankzero.run_dir.result import find_result
@@ -61,13 +62,18 @@ def test_the_result_ends_answers_where_the_rows_do(
     assert set(said if isinstance(said, list) else [said]) == ends
     speaker = load_speaker(find_result(str(run_root(spec)), "writes"), torch.float32, torch.device("cpu"))
     assert set(stop_token_ids(speaker.model, AutoTokenizer.from_pretrained(final))) == ends
+    base_result = find_result(str(run_root(spec)), "writes", base=True)
+    for voice in open_voices(find_result(str(run_root(spec)), "writes"), base_result) + open_voices(base_result):
+        found = set(stop_token_ids(voice.speaker.model, voice.speaker.tokenizer))
+        assert found == ends, "the base, too, stops where the result does, whoever asks it"
     if lora is None:  # whose checkpoints have no config and are for continuing alone
         return
     copied = Path(shutil.copytree(run_root(spec) / "checkpoints/step-1", tmp_path / "copied"))
     for number, saved in enumerate((run_root(spec) / "checkpoints/step-1/model", copied / "model")):
-        result = find_result(str(saved), "writes")
-        speaker = load_speaker(result, torch.float32, torch.device("cpu"))
-        assert set(stop_token_ids(speaker.model, speaker.tokenizer)) == ends
+        for which in (False, True):
+            result = find_result(str(saved), "writes", base=which)
+            speaker = load_speaker(result, torch.float32, torch.device("cpu"))
+            assert set(stop_token_ids(speaker.model, speaker.tokenizer)) == ends
         merge(str(saved), merged := tmp_path / f"merged-{number}")
         said = json.loads((merged / "generation_config.json").read_text())["eos_token_id"]
         assert set(said if isinstance(said, list) else [said]) == ends
