@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from rankzero.engine.ask import require_unicode
-from rankzero.engine.console import results_alone_on_stdout
+from rankzero.engine.console import logger, results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.model.converse import reply
 from rankzero.model.generate import NO_MEMORY_HINT, Speaker, Turn, load_speaker
@@ -85,12 +85,18 @@ class Chat:
 
 
 def open_chat(result: Result, sampling: Sampling, *, base: Result | None = None, system: str | None = None) -> Chat:
-    """Load what answers; with `base`, that too, before the result. An adapter's base is not loaded a second time.
+    """Load what answers; with `base`, that too, before the result. An adapter's base is not loaded a second time. Warns
+    where a system prompt is left out.
 
     Raises ConfigError, AccessError, ServiceError, UsageError.
     """
     require_unicode([] if system is None else [system], "the system prompt")
-    return Chat(open_voices(result, base), sampling, system)
+    voices = open_voices(result, base)
+    for voice in voices:
+        if system is not None and voice.speaker.tokenizer.chat_template is None:
+            words = "[RESULT] %s has no chat template: it goes on with the last message, without the system prompt"
+            logger.warning(words, voice.name or "the model")
+    return Chat(voices, sampling, system)
 
 
 def open_voices(result: Result, base: Result | None = None, *, measures: bool = False) -> list[Voice]:

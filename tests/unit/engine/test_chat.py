@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 import warnings
@@ -22,6 +23,7 @@ from rankzero.run_dir.result import find_result
 from rankzero.spec.sampling import Sampling
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
+from tests.support.tiny import tiny_gpt2
 from tests.support.too_little_memory import out_of_memory_beyond
 
 SHORT = Sampling(max_new_tokens=6)
@@ -158,6 +160,19 @@ def test_a_talk_goes_on_where_memory_has_run_out(speaker: Any, capsys: pytest.Ca
         assert talk.hear("Ping")
     assert "the message: out of memory" in capsys.readouterr().err
     assert talk.hear("Ping") and not capsys.readouterr().err
+
+
+def test_a_system_prompt_that_nobody_reads_is_said(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model without a chat template goes on with the last message alone."""
+    monkeypatch.setattr(logging.getLogger("rankzero"), "propagate", True)
+    for target, told in ((tiny_gpt2(tmp_path), True), (tiny, False)):
+        caplog.clear()
+        open_chat(find_result(str(target), "writes"), SHORT)
+        assert not caplog.text
+        open_chat(find_result(str(target), "writes"), SHORT, system="Be brief.")
+        assert ("no chat template" in caplog.text and "system prompt" in caplog.text) is told
 
 
 def test_two_voices_have_their_names(adapter: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
