@@ -40,6 +40,7 @@ def test_it_answers_under_its_name_and_ends_when_told(tiny: Path, tmp_path: Path
         facts = json.loads(line)
         assert facts["model"] == "assistant" and facts["url"] == f"http://127.0.0.1:{port}/v1"
         assert facts["route"] == "/v1/chat/completions"
+        assert "at any temperature" in (tmp_path / "said").read_text()
         assert json.loads((tmp_path / "ready").read_text()) == facts
         ask = {"messages": [{"role": "user", "content": "Hello World"}], "max_tokens": 6, "temperature": 0}
         response = httpx2.post(f"{facts['url']}/chat/completions", json={**ask, "model": "assistant"}, timeout=300)

@@ -129,6 +129,9 @@ def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
 
     def begun() -> None:
         typer.echo(f"starting {server.engine}: {server.as_typed()}", err=True)
+        if not server.draws:
+            why = "generation_config.json has no do_sample: true"
+            typer.echo(f"note: it takes the likeliest token at any temperature: the model's {why}", err=True)
 
     if serving.adapter is not None and not serving.is_prepared:
         typer.echo(f"merging {serving.adapter} with its base into {server.model}", err=True)

@@ -113,6 +113,12 @@ class Server:
             return True
         return any(_is_default(_read(self.model / name).get(_TEMPLATE)) for name in _TEMPLATES_IN)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a temperature that clients ask for has an effect: to `transformers serve` it says how tokens are
+        drawn, and the model, which is there, whether they are."""
+        return self.engine == "vllm" or _read(self.model / "generation_config.json").get("do_sample") is True
+
     def as_typed(self) -> str:
         """What a person would type, with secrets hidden."""
         line = shlex.join(self._command(server_arguments.shown(self.more)))

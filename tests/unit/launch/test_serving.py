@@ -44,6 +44,15 @@ def objects(directory: Path, profile: str, **changes: Any) -> list[dict[str, Any
     return serving_objects(str(directory / "run.yaml"), profile, **{**asked, **changes})
 
 
+def test_whether_a_temperature_has_an_effect(tmp_path: Path) -> None:
+    """To `transformers serve` only where the model's own settings say that tokens are drawn."""
+    for settings, draws in (None, False), ({"do_sample": False}, False), ({"do_sample": True}, True):
+        if settings is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        assert Server("transformers", tmp_path, "m").draws is draws
+        assert Server("vllm", tmp_path, "m").draws
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_objects_are_the_golden_ones_and_valid(profile: str, tmp_path: Path) -> None:
     made = objects(tmp_path, profile)
