@@ -17,6 +17,7 @@ from rankzero.model.generate import (
     Turn,
     answer_limits,
     as_asked,
+    marks_of,
     prompt_inputs,
     prompt_of,
     text_of,
@@ -79,11 +80,22 @@ class _Told(BaseStreamer):  # type: ignore[misc]
         self._between = False
         """Behind the end of a message, before the next one's head."""
         self._thought = self._answered = False
+        self._around = marks_of(tokenizer)
+        """What stands around reasoning in a template of another kind."""
+        self._lead: str | None = None
+        """What was written of the head of reasoning, or of blanks before it and behind it; None: neither comes."""
+        self._due = THOUGHT
+        """What comes behind the lead."""
+        self._blanks = ""
+        """What is passed on once something follows."""
 
     def put(self, value: torch.Tensor) -> None:
         """One token of the answer; first the whole prompt."""
         if self._prompt_is_next:
             self._prompt_is_next = False
+            self._begin_inside(value.reshape(-1).tolist())
+            return
+        if self._around is not None and self._is_around(int(value.reshape(-1)[-1])):
             return
         mark = self._marks.get(int(value.reshape(-1)[-1]), "")
         if mark == _HEAD:
@@ -111,8 +123,42 @@ class _Told(BaseStreamer):  # type: ignore[misc]
         before, now = self._decoded(self._tokens[self._begin : self._told]), self._decoded(self._tokens[self._begin :])
         if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not all_of_it):
             return
-        self._tell(now[len(before) :])
+        self._say(now[len(before) :])
         self._begin, self._told = self._told, len(self._tokens)
+
+    def _say(self, text: str) -> None:
+        """A piece of the text, but for blanks and a head before it; blanks behind it wait."""
+        if self._lead is not None and self._around is not None:
+            text = (self._lead + text).lstrip()
+            said = text.removeprefix(self._around.head).lstrip()
+            if not said or self._around.head.startswith(text):
+                self._lead = text
+                return
+            text, self._lead = said, None
+            self._open(self._due)
+        text = self._blanks + text
+        kept = text.rstrip()
+        self._blanks = text[len(kept) :]
+        if kept:
+            self._tell(kept)
+
+    def _begin_inside(self, prompt: list[int]) -> None:
+        """A template may begin the reasoning itself, at the end of the prompt."""
+        if self._around is None:
+            return
+        tail = str(self._tokenizer.decode(prompt[-_HEAD_TOKENS:])).rpartition(self._around.opens)
+        if tail[1] and tail[2].strip() in ("", self._around.head):
+            self._lead = ""
+
+    def _is_around(self, token: int) -> bool:
+        """Whether a token is a mark around reasoning, for which a tag is passed on where there is any."""
+        assert self._around is not None
+        text = str(self._tokenizer.convert_ids_to_tokens(token))
+        if text not in (self._around.opens, self._around.closes):
+            return False
+        self._flush()
+        self._lead, self._due = "", THOUGHT if text == self._around.opens else ANSWER
+        return True
 
     def _decoded(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
@@ -133,9 +179,15 @@ class _Told(BaseStreamer):  # type: ignore[misc]
     def _flush(self) -> None:
         """Pass on what waits for its bytes; what follows is another text."""
         self._pass_on(all_of_it=True)
+        if self._lead and self._around is not None and (rest := self._lead.strip().removeprefix(self._around.head)):
+            self._open(self._due)
+            self._tell(rest)
         self._tokens, self._begin, self._told = [], 0, 0
+        self._lead, self._blanks = None, ""
 
 
+_HEAD_TOKENS = 8
+"""More than the head of reasoning has."""
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _HEAD, _TEXT = "<|channel|>", "<|message|>"
 _MARKS = frozenset({_HEAD, _TEXT, "<|start|>", "<|end|>", "<|return|>", "<|call|>"})

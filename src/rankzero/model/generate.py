@@ -23,7 +23,7 @@ from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.image_tokens import misplaced
 from rankzero.data.tokens.surroundings import surroundings
-from rankzero.data.tokens.thought_marks import thought_marks
+from rankzero.data.tokens.thought_marks import ThoughtMarks, thought_marks
 from rankzero.data.tokens.tokenizer import single_template
 from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError, UsageError
@@ -403,17 +403,21 @@ def _with_tags(tokenizer: Any, text: str) -> str | None:
     """Of text with special tokens that part reasoning from the answer; None of any other."""
     if (of_channels := _of_channels(text)) is not None:
         return of_channels
-    if tokenizer.chat_template is None:
-        return None
-    specials = _specials(tokenizer)
-    try:
-        marks = thought_marks(str(single_template(tokenizer.chat_template)), specials)
-    except ConfigError:  # the template is none: what was asked was raw text
-        return None
+    marks, specials = marks_of(tokenizer), _specials(tokenizer)
     if marks is None or (parted := marks.parted(text)) is None:
         return None
     (thought, said), ended = (_unmarked(part, specials) for part in parted[:2]), parted[2]
     return _tagged(thought, said if ended else None)
+
+
+def marks_of(tokenizer: Any) -> ThoughtMarks | None:
+    """The special tokens that its chat template puts around reasoning; None where it has none."""
+    if tokenizer.chat_template is None:
+        return None
+    try:
+        return thought_marks(str(single_template(tokenizer.chat_template)), _specials(tokenizer))
+    except ConfigError:  # the template is none: what was asked was raw text
+        return None
 
 
 def _tagged(thought: str, said: str | None) -> str:

@@ -485,6 +485,14 @@ def test_reasoning_between_special_tokens_is_no_answer(family: str, opens: str, 
     ):
         ids = tokenizer(written, add_special_tokens=False)["input_ids"]
         assert (text_of(tokenizer, ids), without_reasoning(text_of(tokenizer, ids))) == (text, said)
+        pieces = list[str]()
+        streamer = _Told(tokenizer, pieces.append)
+        head = opens if closes in written and opens not in written else ""
+        streamer.put(tokenizer(f"question{head}", return_tensors="pt", add_special_tokens=False)["input_ids"])
+        for token in ids:
+            streamer.put(torch.tensor([token]))
+        streamer.end()
+        assert "".join(pieces) == text, "as it is told while it is written"
         raw = Prompt((Message("prompt", "?"),), templated=False, reference=written)
         assert References(Speaker(None, tokenizer, None)).comparable(raw).reference == (said or None)
 
