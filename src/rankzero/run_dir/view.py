@@ -15,9 +15,10 @@ from typing import IO, Any, Literal, TypeVar
 
 from rankzero.directories import there
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import NotReadError, verify_directory
+from rankzero.run_dir.atomic import MANIFEST, NotReadError, read_manifest
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
+from rankzero.run_dir.intact import require_whole
 from rankzero.run_dir.lease import BEAT_SECONDS, MISSED_BEATS, Lease, holder, starts_again
 from rankzero.run_dir.paths import RunDir
 
@@ -156,11 +157,14 @@ def view_run(root: Path) -> RunView:
 
 
 def _fault(final: Path) -> str:
-    """What is wrong with a result; "": nothing. Raises OSError, and NotReadError where nobody can tell."""
-    if not there(final):
+    """What is wrong with a result, as far as who uses it minds: people edit templates and cards. "": nothing. Raises
+    OSError, and NotReadError where nobody can tell."""
+    if not there(final) or not any(final.iterdir()):
         return _GONE
+    if not there(final / MANIFEST):  # somebody has taken it as it is
+        return ""
     try:
-        verify_directory(final, hashes=False)
+        require_whole(final, read_manifest(final))
     except NotReadError:
         raise
     except StorageError as error:

@@ -429,8 +429,29 @@ def _cut(final: Path) -> None:
     os.truncate(final / "model/adapter_model.safetensors", 2000)
 
 
+def _no_file(final: Path) -> None:
+    (final / "model/adapter_model.safetensors").unlink()
+
+
+def _edited(final: Path) -> None:
+    manifest = json.loads((final / "manifest.json").read_text())
+    manifest["files"]["README.md"] = {"size": 4, "sha256": "0" * 64}
+    (final / "manifest.json").write_text(json.dumps(manifest))
+    (final / "README.md").write_text("a card in their own words")
+
+
 def _no_manifest(final: Path) -> None:
     (final / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("change", [_edited, _no_manifest])
+def test_a_result_that_people_have_changed_is_one(change: Callable[[Path], None], cli: Cli, tmp_path: Path) -> None:
+    """As `eval` and `export` take it."""
+    root = run_directory(tmp_path / "done")
+    change(root / "final")
+    done = json.loads(cli(f"status {root} --json").out)
+    assert (done["phase"], done["has_result"], done["result_fault"]) == ("Succeeded", True, "")
+    assert "the result is in final/" in cli(f"status {root}").out
 
 
 @pytest.mark.parametrize(
@@ -438,7 +459,7 @@ def _no_manifest(final: Path) -> None:
     [
         (_no_files, "final/ is gone"),
         (_cut, "final/ is damaged: adapter_model.safetensors: 2000 bytes where 2048 were saved"),
-        (_no_manifest, "final/ is damaged: manifest.json: the manifest is missing"),
+        (_no_file, "final/ is damaged: adapter_model.safetensors: a file of the checkpoint is missing"),
     ],
 )
 def test_a_result_that_is_of_no_use_is_not_offered(
