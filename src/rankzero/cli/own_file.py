@@ -43,9 +43,9 @@ def require_quarantine(path: Path, flag: str) -> None:
 
 
 def _require(path: Path, flag: str, what: str, is_ours: Callable[[bytes], bool], *, whole: bool = False) -> None:
-    from rankzero.run_dir.atomic import storage_errors
+    from rankzero.run_dir.atomic import storage_errors, takes_as_it_comes
 
-    if not path.is_file():
+    if not path.is_file() or takes_as_it_comes(path):
         return
     with storage_errors(path), path.open("rb") as file:
         text = file.read(-1 if whole else _HEAD)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from transformers import LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 from rankzero.errors import ConfigError
@@ -23,6 +24,7 @@ from rankzero.model.generate import (
     text_of,
 )
 from rankzero.model.load import drawn_from, stop_token_ids
+from rankzero.model.while_writing import Numbers
 from rankzero.spec.sampling import Sampling
 
 OnText = Callable[[str], None]
@@ -33,8 +35,8 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     """What the model says next. Without a chat template it goes on with the last turn's text.
 
     Images stand where a turn has `<image>`, else before its text. Raises ConfigError where the model sees none, or
-    names no end token; UsageError where there are more places than images; DataError where one cannot be read, and as
-    `answer_limits` does.
+    names no end token; NonFiniteError where what it computes is NaN; UsageError where there are more places than
+    images; DataError where one cannot be read, and as `answer_limits` does.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
@@ -56,6 +58,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
             eos_token_id=stop_ids,
             pad_token_id=stop_ids[0],
             streamer=streamer,
+            logits_processor=LogitsProcessorList([Numbers("the message")]),
             **chosen,
         )
     return text_of(speaker.tokenizer, written_1T[0, tokens:].tolist())
@@ -129,9 +132,9 @@ class _Told(BaseStreamer):  # type: ignore[misc]
     def _say(self, text: str) -> None:
         """A piece of the text, but for blanks and a head before it; blanks behind it wait."""
         if self._lead is not None and self._around is not None:
-            text = (self._lead + text).lstrip()
-            said = text.removeprefix(self._around.head).lstrip()
-            if not said or self._around.head.startswith(text):
+            text, head = (self._lead + text).lstrip(), self._head_due()
+            said = text.removeprefix(head).lstrip()
+            if not said or head.startswith(text):
                 self._lead = text
                 return
             text, self._lead = said, None
@@ -141,6 +144,10 @@ class _Told(BaseStreamer):  # type: ignore[misc]
         self._blanks = text[len(kept) :]
         if kept:
             self._tell(kept)
+
+    def _head_due(self) -> str:
+        """What a template puts before the text that is due."""
+        return self._around.head if self._around is not None and self._due == THOUGHT else ""
 
     def _begin_inside(self, prompt: list[int]) -> None:
         """A template may begin the reasoning itself, at the end of the prompt."""
@@ -179,7 +186,7 @@ class _Told(BaseStreamer):  # type: ignore[misc]
     def _flush(self) -> None:
         """Pass on what waits for its bytes; what follows is another text."""
         self._pass_on(all_of_it=True)
-        if self._lead and self._around is not None and (rest := self._lead.strip().removeprefix(self._around.head)):
+        if self._lead and (rest := self._lead.strip().removeprefix(self._head_due())):
             self._open(self._due)
             self._tell(rest)
         self._tokens, self._begin, self._told = [], 0, 0

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -390,8 +391,14 @@ def without_special_tokens(tokenizer: Any, text: str) -> str:
     return _unmarked(text, _specials(tokenizer)) if said is None else said
 
 
+_SPECIALS: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
+
+
 def _specials(tokenizer: Any) -> frozenset[str]:
-    return frozenset({token.content for token in tokenizer.added_tokens_decoder.values() if token.special} - {""})
+    if tokenizer not in _SPECIALS:  # some have thousands, which are made anew whenever they are asked for
+        added = tokenizer.added_tokens_decoder.values()
+        _SPECIALS[tokenizer] = frozenset({token.content for token in added if token.special} - {""})
+    return _SPECIALS[tokenizer]
 
 
 def _unmarked(text: str, specials: Iterable[str]) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
+from rankzero.errors import NonFiniteError
+
 NO_NUMBERS_HINT = "the weights may be damaged, or too large for the precision: is it another than they were trained in?"
 """Where what a model computes is NaN or Inf."""
 
@@ -34,6 +36,18 @@ class Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are
 
     def __call__(self, input_ids: torch.Tensor, _scores: Any, **_others: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), self._wanted, dtype=torch.bool, device=input_ids.device)
+
+
+class Numbers(LogitsProcessor):  # type: ignore[misc]  # transformers' classes are not typed
+    """Raises NonFiniteError where a model's scores are NaN, before a token is chosen of them: none can be drawn."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __call__(self, _input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
+        if scores_BV.amax(dim=-1).isnan().any():
+            raise NonFiniteError("its answer is NaN", where=self._where, hint=NO_NUMBERS_HINT)
+        return scores_BV
 
 
 class NotNumbers(LogitsProcessor):  # type: ignore[misc]  # transformers' classes are not typed

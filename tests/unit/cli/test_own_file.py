@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def test_both_files_of_a_quarantine_are_its_own(kept: str, cli: Cli) -> None:
     Path(kept).write_text(MINE)
     done = cli(line)
     assert done.code == 78 and f"{kept}: there is a file" in done.err and Path(kept).read_text() == MINE
+
+
+def test_what_this_process_prints_into_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--answers /dev/stdout >> all.log`."""
+    path = tmp_path / "all.log"
+    path.write_text(MINE)
+    with path.open("a") as out:
+        monkeypatch.setattr("rankzero.run_dir.atomic.is_own_output", lambda one: os.path.samefile(one, out.name))
+        own_file.require_rows(path, "--answers", "answers", ("set", "where", "prompt"))
 
 
 def test_answers_reports_and_notes_of_servers_are_known(tmp_path: Path) -> None:

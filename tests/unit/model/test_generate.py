@@ -274,6 +274,9 @@ def test_what_is_no_number_is_no_answer(tmp_path: Path) -> None:
     assert [problem.where for problem in refused.value.problems] == ["prompt 2"]
     with pytest.raises(NonFiniteError, match="rows.jsonl:2: its answer is NaN"):
         ask_all([Voice("", speaker)], [asked_of("a dog", "rows.jsonl:2")], max_new_tokens=1)
+    for sampling in (Sampling(temperature=0), Sampling(temperature=0.7, seed=1)):
+        with pytest.raises(NonFiniteError, match="the message: its answer is NaN"):
+            reply(speaker, [Turn("user", "a dog")], sampling, lambda _text: None)
 
 
 @pytest.mark.parametrize("rope", ["default", "linear"])
@@ -482,6 +485,12 @@ def test_reasoning_between_special_tokens_is_no_answer(family: str, opens: str, 
         (f"{opens}two and", "<think>\ntwo and", ""),
         (f"{opens}{closes}5{end}", "5", "5"),
         (f"5{end}", "5", "5"),
+        (
+            f"{opens}muse{closes}thoughtful people{end}",
+            "<think>\nmuse\n</think>\n\nthoughtful people",
+            "thoughtful people",
+        ),
+        (f"{opens}muse{closes}thought{end}", "<think>\nmuse\n</think>\n\nthought", "thought"),
     ):
         ids = tokenizer(written, add_special_tokens=False)["input_ids"]
         assert (text_of(tokenizer, ids), without_reasoning(text_of(tokenizer, ids))) == (text, said)
