@@ -105,7 +105,8 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
             if weights != weights_of(run.run_dir.final):
                 leave_out_scores(run.run_dir, run.manifest_meta)
             if said:
-                logger.warning("[RESULT] %s", said)
+                copied = "" if keep is None or run.spec.output_url is None else "; it is not copied to output_url"
+                logger.warning("[RESULT] %s%s", said, copied)
             commit_directory(staged, run.run_dir.final, about, known=weights, keep=keep)
     return step
 

@@ -3,10 +3,12 @@ whether that run is finished. Reads, writes nothing."""
 
 from __future__ import annotations
 
+import copy
 import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -110,9 +112,24 @@ def _held_by_name(spec: RunSpec) -> Mapping[str, Any] | None:
     try:
         return what_is_held(_run_dir(spec))
     except NewerFormatError as error:
-        if _is_of(error.manifest, spec, is_same_setting):
+        if _is_of({"spec": _as_far_as_known(error.manifest.get("spec"))}, spec, is_same_setting):
             raise
         return error.manifest
+
+
+def _as_far_as_known(spec: object) -> object:
+    """A newer version's spec without the fields that it has more: a run is of the same setting by what is known."""
+    known = copy.deepcopy(spec)
+    try:
+        RunSpec.model_validate(known)
+    except ValidationError as error:
+        for place in (one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"):
+            with suppress(LookupError, TypeError):  # a place that is not by keys alone: it stays, and is not known
+                holder: Any = known
+                for key in place[:-1]:
+                    holder = holder[key]
+                del holder[place[-1]]
+    return known
 
 
 def _begun_beside(spec: RunSpec) -> RunSpec | None:

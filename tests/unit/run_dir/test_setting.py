@@ -273,5 +273,10 @@ def test_another_version_s_run_keeps_its_place_and_others_go_beside(tmp_path: Pa
     of_another_version(tmp_path / name_beside(other) / "checkpoints" / "step-5" / MANIFEST)
     with pytest.raises(NotReadError, match="of a newer rankzero"):
         settled(other)
+    written = json.loads(manifest.read_text())["spec"]
+    more = {**written, "train": {**written["train"], "of_the_future": None}, "also": {"new": 1}}
+    of_another_version(manifest, spec=more)
+    with pytest.raises(NotReadError, match="of a newer rankzero"):
+        settled(spec(tmp_path))
     of_another_version(manifest, spec={"of_the_future": 1})
     assert settled(spec(tmp_path)).name == name_beside(spec(tmp_path))
