@@ -7,16 +7,21 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.run_dir.handover import read_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
-from tests.support.runs import small_spec
+from tests.support.runs import final_weights, run_here, small_spec
+from tests.support.tasks import task_spec
 from tests.support.tiny import tiny_model
+from tests.support.zero import NEEDS_DEEPSPEED
 
 pytestmark = pytest.mark.distributed
 
@@ -76,6 +81,47 @@ def count_loads(directory: Path, cache: str, text: str) -> None:
         patch.setattr(setup, "load_model", loaded)
         worker.run(*read_payload(text))
     (directory / f"loads-{os.environ['RANK']}").write_text(" ".join(devices))
+
+
+@pytest.mark.usefixtures("bfloat16_computed")
+@pytest.mark.parametrize("sharding", [pytest.param(name, marks=NEEDS_DEEPSPEED) for name in ("zero2", "zero3")])
+def test_the_main_rank_alone_loads_in_float32_what_deepspeed_rounds(sharding: str, tmp_path: Path) -> None:
+    """A head that is drawn, beside files in bfloat16. A step that moves nothing shows what the weights began with."""
+    still: dict[str, Any] = {"train__learning_rate": 1e-30, "train__weight_decay": 0.0, "train__max_steps": 1}
+    still |= {"rows": 8, "model__dtype": "bfloat16"}
+    replica, spec = (
+        task_spec("classify", tmp_path / name, **still, train__sharding=name) for name in ("ddp", sharding)
+    )
+    for file in (Path(one.model.name) / "model.safetensors" for one in (replica, spec)):
+        save_file({name: value.bfloat16() for name, value in load_file(file).items()}, file, {"format": "pt"})
+    run_here(replica)
+    env = {name: os.environ[name] for name in ("RANKZERO_CACHE", CPU_FEATURES_VARIABLE)}
+    codes = in_ranks(note_precisions, 2, tmp_path, env, payload(spec))
+    assert codes == [0, 0], (tmp_path / "said-0").read_text()
+    loads = [(tmp_path / f"loads-{rank}").read_text() for rank in range(2)]
+    assert loads == ["torch.float32", "torch.bfloat16" if sharding == "zero2" else ""]
+    found, wanted = final_weights(spec), final_weights(replica)
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name], wanted[name], rtol=0, atol=1e-20) for name in wanted)
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in found.values())
+
+
+def note_precisions(directory: Path, env: dict[str, str], text: str) -> None:
+    """One rank of a run, which writes in which precisions it loaded models."""
+    from rankzero.engine import setup, worker
+
+    os.environ.update(env)
+    found: list[str] = []
+    load = setup.load_model
+
+    def loaded(source: object, model: object, config: object, dtype: torch.dtype, **options: object) -> object:
+        found.append(str(dtype))
+        return load(source, model, config, dtype, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "load_model", loaded)
+        worker.run(*read_payload(text))
+    (directory / f"loads-{os.environ['RANK']}").write_text(" ".join(found))
 
 
 def payload(spec: RunSpec) -> str:

@@ -337,7 +337,7 @@ def own_model(
     if received and not is_main:
         packed = spec.model.quantization != "none"
         return make_model(spec, inputs, device, dtype, attention, empty=True, packed=True) if packed else shape
-    stored = precision_as_stored(spec, inputs, sharding, dtype)
+    stored = precision_as_stored(spec, inputs, sharding, dtype, is_main=is_main)
     model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
     if spec.lora is None:
         freeze_as(model, shape)
@@ -346,16 +346,20 @@ def own_model(
     return model
 
 
-def precision_as_stored(spec: RunSpec, inputs: Inputs, sharding: Sharding, dtype: torch.dtype) -> torch.dtype | None:
+def precision_as_stored(
+    spec: RunSpec, inputs: Inputs, sharding: Sharding, dtype: torch.dtype, *, is_main: bool
+) -> torch.dtype | None:
     """What a full fine-tune's weights are loaded in where blocks are cut one by one, or what has its own masters rounds
-    the rest: as the files have them, so that they stay there until then. Where the files mix precisions, of which one
-    would be rounded, or a head is drawn: float32, or None where weights are held in that anyway."""
+    the rest: as files have them, so that they stay there until then; None: what weights are held in. Of mixed files,
+    or beside a head that is drawn: float32, with own masters on the main rank alone, which sends what is rounded."""
     section = sharding_section(sharding)
     rounds = section.own_masters and weights_dtype(spec, dtype) is not torch.float32
     if spec.lora is not None or not (section.cut_by_block or rounds):
         return None
-    known = STORED.get(stored_precision(inputs.source.weights) or "") if inputs.kind != "classifier" else None
-    return known or (torch.float32 if rounds else None)
+    known = STORED.get(stored_precision(inputs.source.weights) or "")
+    if rounds and not is_main:
+        return known or dtype
+    return (known if inputs.kind != "classifier" else None) or (torch.float32 if rounds else None)
 
 
 def steps_of(

@@ -23,28 +23,39 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @pytest.mark.parametrize(
-    ("sharding", "dtype", "kind", "files", "wanted"),
+    ("sharding", "dtype", "kind", "files", "main", "others"),
     [
-        ("fsdp", BF16, "causal", {BF16}, BF16),
-        ("fsdp", BF16, "causal", {BF16, FP32}, None),
-        ("fsdp", BF16, "classifier", {BF16}, None),
-        ("zero2", BF16, "causal", {FP32}, FP32),
-        ("zero3", BF16, "causal", {BF16}, BF16),
-        ("zero3", BF16, "causal", {BF16, FP32}, FP32),
-        ("zero2", BF16, "classifier", {BF16}, FP32),
-        ("zero2", FP32, "causal", {BF16}, None),
-        ("ddp", BF16, "causal", {BF16}, None),
+        ("fsdp", BF16, "causal", {BF16}, BF16, BF16),
+        ("fsdp", BF16, "causal", {BF16, FP32}, None, None),
+        ("fsdp", BF16, "classifier", {BF16}, None, None),
+        ("zero2", BF16, "causal", {FP32}, FP32, FP32),
+        ("zero3", BF16, "causal", {BF16}, BF16, BF16),
+        ("zero2", BF16, "causal", {BF16, FP32}, FP32, BF16),
+        ("zero2", BF16, "classifier", {BF16}, FP32, BF16),
+        ("zero2", BF16, "classifier", {FP32}, FP32, FP32),
+        ("zero2", FP32, "causal", {BF16}, None, None),
+        ("ddp", BF16, "causal", {BF16}, None, None),
     ],
 )
 def test_nothing_is_rounded_as_it_is_loaded(
-    sharding: str, dtype: torch.dtype, kind: ModelKind, files: set[torch.dtype], wanted: Any, tmp_path: Path
+    sharding: str,
+    dtype: torch.dtype,
+    kind: ModelKind,
+    files: set[torch.dtype],
+    main: Any,
+    others: Any,
+    tmp_path: Path,
 ) -> None:
-    """None is what weights are held in: float32, but not with DeepSpeed, which has float32 weights beside."""
+    """None is what weights are held in: float32, but not with DeepSpeed, which has float32 weights beside. Where that
+    takes memory of the process, the main rank alone does it, which sends the others what they round."""
     save_file({str(one): torch.zeros(1, dtype=one) for one in files}, tmp_path / "model.safetensors")
     inputs = cast(Inputs, SimpleNamespace(kind=kind, source=SimpleNamespace(weights=tmp_path)))
     train = {"sharding": sharding}
     spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "r.jsonl"}, "lora": None, "train": train})
-    assert precision_as_stored(spec, inputs, spec.train.sharding, dtype) is wanted
+    found = [
+        precision_as_stored(spec, inputs, spec.train.sharding, dtype, is_main=is_main) for is_main in (True, False)
+    ]
+    assert found == [main, others]
 
 
 @pytest.mark.parametrize(("stored", "held"), [(BF16, FP32), (FP32, BF16)])
