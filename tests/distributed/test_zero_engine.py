@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import process_group, sum_over_ranks, world_from_env
 from rankzero.engine.parallel.base import Snapshot
-from rankzero.engine.parallel.formats import NothingToWrite, ShardedSnapshot, WholeSnapshot
+from rankzero.engine.parallel.formats import NothingToWrite, ShardedSnapshot, WholeSnapshot, is_finite
 from rankzero.engine.parallel.zero import parallel as zero_parallel
 from rankzero.engine.parallel.zero.engine import Trained
 from rankzero.engine.parallel.zero.parallel import Zero
@@ -55,6 +55,14 @@ def test_weights_that_deepspeed_finds_elsewhere_stop_the_start(sharding: str, tm
     """They would be saved under each other's names, and nothing of the training would show it."""
     spec = small_spec(tmp_path, tiny, lora=None, train__sharding=sharding)
     assert in_ranks(misplacing_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
+
+
+@pytest.mark.parametrize("adapters", [True, False], ids=["adapters", "full"])
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_each_rank_looks_at_its_own_parts(sharding: str, adapters: bool, tmp_path: Path, tiny: Path) -> None:
+    method: dict[str, Any] = {} if adapters else {"lora": None}
+    spec = small_spec(tmp_path, tiny, train__sharding=sharding, **method)
+    assert in_ranks(looking_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
 
 
 def said(directory: Path) -> str:
@@ -203,3 +211,20 @@ def misplacing_rank(directory: Path, text: str, tiny: str) -> None:
             model = tiny_causal(spec, tiny, torch.float32)
             Zero(model, adamw, spec=spec, world=world, device=CPU, dtype=torch.float32)
         assert refused.value.problems[0].hint
+
+
+def looking_rank(directory: Path, text: str, tiny: str) -> None:
+    spec, world = RunSpec.model_validate_json(text), world_from_env(dict(os.environ))
+    with process_group(world, CPU, dict(os.environ)):
+        model = tiny_causal(spec, tiny, torch.float32)
+        shapes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+        zero = Zero(model, adamw, spec=spec, world=world, device=CPU, dtype=torch.float32)
+        if world.is_main:  # alone: the other one has no part in it
+            assert all(is_finite(part) for _, part in zero.trained())
+        own = {name: part.numel() for name, part in zero.trained()}
+        total = sum_over_ranks(torch.tensor([own[name] for name in shapes])).tolist()
+        assert total == list(shapes.values()), "each value is some rank's"
+        lost = max(name for name, size in own.items() if size)
+        with torch.no_grad():
+            dict(zero.trained())[lost].view(-1)[-1:] = float("nan")
+        assert [name for name, part in zero.trained() if not is_finite(part)] == [lost]

@@ -12,6 +12,7 @@ import torch
 from rankzero.errors import ExitCode
 from tests.support.forked import Ordeal, run_forked, suffer
 from tests.support.runs import metrics, run_here, run_root
+from tests.support.weights import with_lost_rows
 from tests.support.zero import LOSS_TOLERANCE, NEEDS_DEEPSPEED, weights, zero_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
@@ -60,3 +61,13 @@ def test_a_step_that_is_not_finite_is_skipped_whole(method: str, sharding: str, 
     assert found[1] is None and wanted[1] is None, "JSON has no NaN"
     assert found[2:] == pytest.approx(wanted[2:], rel=LOSS_TOLERANCE)
     assert torch.allclose(weights(spec), weights(expected), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_weights_that_were_lost_before_are_no_reason_to_end(sharding: str, tmp_path: Path, tiny: Path) -> None:
+    """The rank whose part of them DeepSpeed keeps may be another than the one that saves those rows."""
+    base = with_lost_rows(tiny, tmp_path / "base")
+    spec = zero_spec(tmp_path, base, "full", train__sharding=sharding, train__max_steps=2, eval__every=100)
+    outcome = run_forked(spec)
+    assert outcome.codes == [0, 0], outcome.said
+    assert "[MODEL] model.embed_tokens.weight: NaN or Inf before this start's first step" in outcome.said

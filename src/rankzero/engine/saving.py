@@ -22,7 +22,7 @@ from rankzero.engine.checkpoint import ONLY_ENDS, Position, generator_states, pr
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, background_group, broadcast_object, gather_objects, lost_a_peer
 from rankzero.engine.parallel.base import Parallel, Snapshot
-from rankzero.engine.parallel.formats import written_by
+from rankzero.engine.parallel.formats import is_finite, written_by
 from rankzero.errors import NonFiniteError, PeerLostError, Problem, StorageError
 from rankzero.machine import available_memory
 from rankzero.run_dir.atomic import (
@@ -85,9 +85,10 @@ class Saver:
 
     def take_as_they_are(self) -> None:
         """The weights that the run begins with, or goes on from: what is NaN or Inf in them is no loss of a step, as in
-        rows of embeddings that nothing uses. A collective."""
-        self._lost_before = frozenset(self._parallel.snapshot().not_finite(moved=False))
-        found = sorted({name for names in gather_objects(self._lost_before) for name in names})
+        rows of embeddings that nothing uses. A collective of their names: ranks look at their own parts alone."""
+        own = [name for name, part in self._parallel.trained() if not is_finite(part)]
+        found = sorted({name for names in gather_objects(own) for name in names})
+        self._lost_before = frozenset(found)
         if found:
             shown = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
             words = "[MODEL] %s: NaN or Inf before this start's first step; what training adds to it is not looked at"

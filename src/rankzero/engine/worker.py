@@ -377,7 +377,8 @@ def begin_saving(run: RunContext, saved: Saved | None, stack: ExitStack) -> None
     """Let the saver work until the run is over. saves.jsonl gets what an earlier start had committed and was ended
     before it told; what this one is still writing when it ends, however it does, is told behind that. A collective."""
     if saved is None or not saved.only_ends:
-        run.saver.take_as_they_are()
+        with run.ledger.phase("model"):
+            run.saver.take_as_they_are()
     if run.metrics is not None:
         for step in sorted(run.run_dir.committed_steps()):
             run.metrics.saved(step)

@@ -23,6 +23,7 @@ from rankzero.engine.distributed import World, world_from_env
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.formats import (
     ShardedSnapshot,
+    is_finite,
     model_state,
     read_optimizer,
     read_sharded,
@@ -367,12 +368,15 @@ def a_rank_says_which_of_its_weights_are_not_finite(world: World, _root: Path) -
     parallel.reduce_gradients(1.0)
     parallel.step()
     assert parallel.snapshot().not_finite() == []
+    assert all(is_finite(part) for _, part in parallel.trained())
     names = [name for name, _ in parallel.module.named_parameters()]
     with torch.no_grad():
         for name in names:
             if world.rank == 1:
                 local(parallel.module.get_parameter(name)).view(-1)[-1:] = float("nan")
     assert parallel.snapshot().not_finite() == (names if world.rank == 1 else [])
+    found = [name for name, part in parallel.trained() if not is_finite(part)]
+    assert found == (names if world.rank == 1 else [])
 
 
 def what_is_frozen_by_now_needs_no_state_of_the_optimizer(world: World, root: Path) -> None:

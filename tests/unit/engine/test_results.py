@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from rankzero.engine import samples as engine_samples
 from rankzero.engine import train as loop
@@ -45,6 +44,7 @@ from tests.support import runs
 from tests.support.runs import log, metrics, run_here, run_root, stop_in
 from tests.support.tiny import chat_rows
 from tests.support.unreadable import shut, stale
+from tests.support.weights import with_lost_rows
 
 small_spec = partial(runs.small_spec, train__micro_batch_tokens=256)
 """Two or three passes a step: of five each of the many runs here would take a fifth longer."""
@@ -389,21 +389,6 @@ def test_weights_that_are_lost_at_the_end_keep_no_better_result_back(
     last = small_spec(tmp_path, tiny, name="last", eval_rows=0, train__max_steps=1)
     with pytest.raises(NonFiniteError, match="that is no checkpoint(?s:.)*--allow-change train.learning_rate"):
         run_here(last)
-
-
-def with_lost_rows(tiny: Path, place: Path) -> Path:
-    """A base whose embeddings have rows of NaN behind those of its tokens."""
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    model.config.tie_word_embeddings = False
-    rows = model.config.vocab_size
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    model.resize_token_embeddings(rows + 8, mean_resizing=False)
-    with torch.no_grad():
-        model.model.embed_tokens.weight[rows:] = math.nan
-        model.lm_head.weight[rows:] = 0.0
-    shutil.copytree(tiny, place)
-    model.save_pretrained(place)
-    return place
 
 
 def test_weights_that_were_lost_before_are_no_reason_to_end(

@@ -58,6 +58,9 @@ class Held:
         weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
         return WholeSnapshot(self.layout, weights, {"weight/exp_avg": self.moment})
 
+    def trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, parameter.detach()) for name, parameter in self.module.named_parameters())
+
     def step(self) -> None:
         with torch.no_grad():
             self.module.weight.add_(1)
@@ -132,6 +135,25 @@ def test_weights_that_are_not_finite_push_out_no_checkpoint(value: float, runnin
     saver.save(Position(step=4))
     saver.wait()
     assert run_dir.committed_steps() == [4, 2]
+
+
+def test_what_a_start_begins_with_is_looked_at_without_a_checkpoint(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which gathers weights and the optimizer's state, hundreds of GB of them. What any rank had lost, all know: one
+    may hold another part of a weight than it saves."""
+    saver, held, run_dir, _, go_on = running
+    go_on.set()
+    with torch.no_grad():
+        held.module.weight[1, 2] = float("nan")
+    with monkeypatch.context() as patch:
+        patch.delattr(Held, "snapshot")
+        patch.setattr(saving, "gather_objects", lambda value: [value, ["of_another"]])
+        saver.take_as_they_are()
+    assert saver._lost_before == {"weight", "of_another"}
+    saver.save(Position(step=1))
+    saver.wait()
+    assert run_dir.committed_steps() == [1]
 
 
 def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ class Snapshot(Protocol):
     def held(self) -> int:
         """Bytes of memory that a copy takes on this rank."""
 
-    def not_finite(self, *, moved: bool = True) -> list[str]:
-        """Names of weights that are NaN or Inf somewhere, in what this rank has: of those that the optimizer has moved,
-        or of all that change. Not a collective."""
+    def not_finite(self) -> list[str]:
+        """Names of weights that are NaN or Inf somewhere, in what this rank has: of those that the optimizer has moved.
+        Not a collective."""
 
     def copied(self, into: Snapshot | None = None) -> Snapshot:
         """The same in memory of its own on the host, to be written while the run goes on. Not a collective.
@@ -75,6 +75,10 @@ class Parallel(Protocol):
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What this rank has of the reduced gradient of each trained weight, by its name, the same names on all ranks.
         Not a collective."""
+
+    def trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has of each trained weight, by its name, as the optimizer moves it; others may have none, or
+        another part than they save. Not a collective."""
 
     def step(self) -> None:
         """Move the optimizer."""

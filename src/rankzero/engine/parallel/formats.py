@@ -58,8 +58,8 @@ class WholeSnapshot:
     def held(self) -> int:
         return _bytes((*self.weights.values(), *self.optimizer.values()))
 
-    def not_finite(self, *, moved: bool = True) -> list[str]:
-        return _not_finite(self.weights, _moved_by(self.optimizer) if moved else self.weights)
+    def not_finite(self) -> list[str]:
+        return _not_finite(self.weights, _moved_by(self.optimizer))
 
     def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
         old_weights, old_optimizer = (into.weights, into.optimizer) if isinstance(into, WholeSnapshot) else ({}, {})
@@ -84,8 +84,7 @@ class NothingToWrite:
     def held(self) -> int:
         return 0
 
-    def not_finite(self, *, moved: bool = True) -> list[str]:
-        del moved
+    def not_finite(self) -> list[str]:
         return []
 
     def copied(self, into: Snapshot | None = None) -> NothingToWrite:
@@ -113,9 +112,8 @@ class ShardedSnapshot:
     def held(self) -> int:
         return _bytes(local(tensor) for tensor in self.state.values())
 
-    def not_finite(self, *, moved: bool = True) -> list[str]:
-        all_weights = (name for name in self.state if "/" not in name)
-        return _not_finite(self.state, _moved_by(self.state) if moved else all_weights)
+    def not_finite(self) -> list[str]:
+        return _not_finite(self.state, _moved_by(self.state))
 
     def _writers(self, tensor: torch.Tensor) -> int:
         """How many ranks have what this one has of a tensor: among them torch divides it."""
@@ -147,10 +145,10 @@ def _moved_by(optimizer: Iterable[str]) -> dict[str, None]:
 
 
 def _not_finite(weights: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in weights and not _is_finite(local(weights[name]))]
+    return [name for name in names if name in weights and not is_finite(local(weights[name]))]
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     """Without a mask of its size in memory. NaN is the least and the most of whatever has one."""
     if not tensor.numel() or not tensor.is_floating_point() or tensor.element_size() == 1:
         return True

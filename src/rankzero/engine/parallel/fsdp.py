@@ -133,6 +133,9 @@ class Fsdp:
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, part.grad) for name, part in self._parts.items() if part.grad is not None)
 
+    def trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, part.detach()) for name, part in self._parts.items())
+
     def step(self) -> None:
         self.optimizer.step()
 

@@ -91,6 +91,9 @@ class Replicated:
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, p.grad) for name, p in self._parameters.items() if p.grad is not None)
 
+    def trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, p.detach()) for name, p in self._parameters.items())
+
     def step(self) -> None:
         self.optimizer.step()
         self._masters.round()

@@ -201,23 +201,24 @@ class Trained:
 
     def _same_values(self, parameter: Any) -> torch.Tensor:
         """How many values of a weight this rank's part of it has as they are computed with."""
-        from deepspeed.utils import safe_get_local_fp32_param
-
-        if self._stage_3:
-            computed, own = parameter.ds_tensor.flatten(), safe_get_local_fp32_param(parameter).flatten()
-            length = min(len(own), max(0, parameter.ds_numel - len(own) * dist.get_rank()))  # zeros are behind its end
-            computed, own = computed[:length], own[:length]
-        elif parameter._hp_mapping is None:
-            return torch.zeros((), dtype=torch.int64)
-        else:
-            place, own = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment
-            computed = parameter.detach().flatten()[place.start :][: place.numel]
-        computed = computed.to(own.device)
+        own, mapping = self.part(parameter), None if self._stage_3 else parameter._hp_mapping
+        start = 0 if mapping is None else mapping.lp_fragment_address.start
+        computed = (parameter.ds_tensor if self._stage_3 else parameter.detach()).flatten()
+        computed = computed[start:][: len(own)].to(own.device)
         rounded = own.to(computed.dtype)
         if torch.equal(rounded, computed):
             return torch.tensor(rounded.numel())
         same: torch.Tensor = (rounded == computed) | (rounded.isnan() & computed.isnan())
         return same.sum()
+
+    def part(self, parameter: Any) -> torch.Tensor:
+        """This rank's part of a float32 weight, end to end; it may be empty. Not a collective."""
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        if self._stage_3:
+            own: torch.Tensor = safe_get_local_fp32_param(parameter).flatten()
+            return own[: max(0, parameter.ds_numel - len(own) * dist.get_rank())]  # zeros are behind its end
+        return torch.empty(0) if parameter._hp_mapping is None else parameter._hp_mapping.hp_fragment
 
     def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """The float32 weight, on the device that computes. A collective."""

@@ -141,6 +141,9 @@ class Zero:
             raise ValueError("float16 is refused with DeepSpeed, which does not let its gradients be divided")
         return gradient_norm(self.model)
 
+    def trained(self) -> Named:
+        return ((name, self._trained.part(parameter).detach()) for name, parameter in self._parameters.items())
+
     def step(self) -> None:
         self.model.step()
 
