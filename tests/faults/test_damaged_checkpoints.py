@@ -18,7 +18,7 @@ from rankzero.run_dir.intact import verify_result
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import find_adapter, find_result
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 
 pytestmark = pytest.mark.faults
 
@@ -107,6 +107,27 @@ def test_a_finished_run_stays_finished_though_no_checkpoint_is_intact(
     assert "checkpoint step-2 is damaged" in capfd.readouterr().err
     run_dir.report.unlink()  # as the first start does that goes on
     assert run_here(spec)["steps"] == 2 and "no checkpoint is intact: the run begins again" in capfd.readouterr().err
+
+
+def test_a_finished_run_stays_finished_though_its_newest_checkpoint_is_damaged(
+    tmp_path: Path, tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An older one is intact, which a longer run goes on from."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=3, checkpoint__every=1)
+    report = run_here(spec)
+    run_dir = RunDir(run_root(spec))
+    before = run_dir.final.stat().st_ino
+    cut_off(run_dir.checkpoint(3) / ADAPTER)
+    capfd.readouterr()
+    assert run_here(spec) == report and run_dir.final.stat().st_ino == before and run_dir.report.is_file()
+    assert "checkpoint step-3 is damaged" in capfd.readouterr().err
+    longer = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=5, checkpoint__every=1)
+    assert run_here(longer, allow_changes=("train.max_steps",), log_level="INFO")["steps"] == 5
+    assert "continuing from step 2" in log(longer)
+    cut_off(run_dir.checkpoint(5) / ADAPTER)
+    run_dir.report.unlink()  # as the first start does that goes on
+    capfd.readouterr()
+    assert run_here(longer)["steps"] == 5 and "step-5 is now" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("damage", [flip, cut_off])

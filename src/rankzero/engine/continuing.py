@@ -68,6 +68,8 @@ class Saved:
     """There is no checkpoint, but the result of a run that is over: nothing goes on from it."""
     only_ends: bool = False
     """Its weights were lost by the last step, and the result is another one's."""
+    reached: int = 0
+    """The last step of which there is a checkpoint, which may be damaged."""
 
 
 def find_checkpoint(
@@ -101,6 +103,7 @@ def find_checkpoint(
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
     metric = RunSpec.model_validate(newest["spec"]).checkpoint.best_metric
+    damaged = [step for step in found.damaged if step not in passed_over]  # the run may have ended there
     return found, Saved(
         newest["step"],
         newest.get("layout"),
@@ -108,6 +111,7 @@ def find_checkpoint(
         metric,
         is_result=found.newest is None,
         only_ends=bool(newest.get(ONLY_ENDS)),
+        reached=max([newest["step"], *damaged]),
     )
 
 
@@ -187,7 +191,7 @@ def what_is_left(
     looked = whole_report(run_dir, alone=saved.is_result) if looks else None
     report: dict[str, Any] | None = broadcast_object(looked)
     if comparable and report is not None:
-        last_step = report["steps"] if saved.is_result else saved.step
+        last_step = report["steps"] if saved.is_result else saved.reached
         if says_all_is_done(report, spec, last_step, total_steps):
             if world.is_main:  # after all have heard of it: the copy may fail
                 copy_report(report, options.report_json)
