@@ -11,6 +11,7 @@ from rankzero.engine.checkpoint import prune_checkpoints
 from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.steps import ONLY_ENDS
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -23,13 +24,15 @@ def store_of(run: RunDir, url: str, allowed: tuple[str, ...] = (), **changes: An
     return RunStore(run, url, spec_of(run, **changes), allowed)
 
 
-def checkpoint(run: RunDir, step: int, *, data: str = "d", **changes: Any) -> None:
+def checkpoint(run: RunDir, step: int, *, data: str = "d", only_ends: bool = False, **changes: Any) -> None:
+    """`only_ends`: of weights that are NaN."""
     staged = run.root / "staged"
     (staged / "adapter").mkdir(parents=True)
     (staged / "adapter" / "weights").write_text(f"weights {step}")
     run.checkpoints.mkdir(exist_ok=True)
     spec = spec_of(run, **changes).model_dump(mode="json")
-    commit_directory(staged, run.checkpoint(step), {"step": step, "spec": spec, "data": data})
+    about = {"step": step, "spec": spec, "data": data, **({ONLY_ENDS: True} if only_ends else {})}
+    commit_directory(staged, run.checkpoint(step), about)
     run.set_link("last", step)
 
 

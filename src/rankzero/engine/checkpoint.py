@@ -44,9 +44,6 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import Schedule
 from rankzero.spec.tasks import becomes_best, makes_progress
 
-ONLY_ENDS = "only_ends"
-"""In the manifest of a checkpoint whose weights are NaN: it says that the run is over, and how it went."""
-
 
 @dataclass(frozen=True, slots=True)
 class Position:

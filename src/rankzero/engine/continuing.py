@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from rankzero.directories import there
 from rankzero.engine.checkpoint import (
-    ONLY_ENDS,
     Found,
     Position,
     find_checkpoints,
@@ -47,7 +46,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import spec_of
 from rankzero.run_dir.same_run import Differences
 from rankzero.run_dir.setting import is_same_setting, newest_manifest, result_alone
-from rankzero.run_dir.steps import furthest
+from rankzero.run_dir.steps import ONLY_ENDS, furthest
 from rankzero.spec.diff import name_beside
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec

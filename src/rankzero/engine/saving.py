@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rankzero.engine.checkpoint import ONLY_ENDS, Position, generator_states, prune_checkpoints
+from rankzero.engine.checkpoint import Position, generator_states, prune_checkpoints
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, background_group, broadcast_object, gather_objects, lost_a_peer
 from rankzero.engine.parallel.base import Parallel, Snapshot
@@ -35,6 +35,7 @@ from rankzero.run_dir.atomic import (
 )
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.steps import ONLY_ENDS
 
 _MOST_OF_MEMORY = 0.5
 """A copy that takes more of the memory that is available is not made: the step waits for the volume instead."""

@@ -19,7 +19,7 @@ from rankzero.run_dir.intact import is_weights, require_whole
 from rankzero.run_dir.kept_aside import KEPT
 from rankzero.run_dir.paths import LINKS, LinkName, RunDir
 from rankzero.run_dir.result import FINAL
-from rankzero.run_dir.steps import furthest
+from rankzero.run_dir.steps import ONLY_ENDS, furthest
 
 _NOT_COPIED = ("lease.json", "stop")
 _RECORDS = (
@@ -87,6 +87,7 @@ class Sender:
         whole = {step for step in committed_in(names) - damaged if self._is_whole(step, names)}
         self._whole = {step for step in whole if self._is_as_here(step)}
         """Steps whose checkpoints are there as they are here, where they are here."""
+        self._only_end = {step for step in whole if copy.only_ends(step)}
         self._others = committed_in(names) - self._whole
         self._there = steps_in(names)
         self._compared = {step: self._made(step) for step in run_dir.committed_steps()}
@@ -184,9 +185,11 @@ class Sender:
 
     def _prune(self, here: list[int]) -> None:
         """Remove what the run itself, had it never moved, would not have any more: `keep` newer ones are here, and it
-        is not the best one. That something is not here is no reason: after a restore only some are. The copy of what
-        is damaged here is the only one. `here`: those that are also there, newest first."""
-        oldest_kept = here[self._keep - 1] if len(here) >= self._keep else -1
+        is not the best one; where the newest only ends the run, one more, as it takes no other one's place. That
+        something is not here is no reason: after a restore only some are. The copy of what is damaged here is the only
+        one. `here`: those that are also there, newest first."""
+        keep = self._keep + (not self._only_end.isdisjoint(here[:1]))
+        oldest_kept = here[keep - 1] if len(here) >= keep else -1
         doomed = {step for step in self._there - set(here) if step < oldest_kept}
         if doomed:
             doomed -= {self._copy.linked("best")} | self._run_dir.steps_set_aside()
@@ -200,7 +203,7 @@ class Sender:
     def _remove_checkpoint(self, step: int) -> None:
         self._copy.remove(f"{checkpoint_name(step)}/{MANIFEST}")  # what is left by a kill from here on is none
         self._copy.remove(checkpoint_name(step))
-        for steps in (self._whole, self._others, self._there):
+        for steps in (self._whole, self._others, self._there, self._only_end):
             steps.discard(step)
 
     def _send_checkpoint(self, step: int) -> None:
@@ -208,7 +211,7 @@ class Sender:
         directory, name = self._run_dir.checkpoint(step), checkpoint_name(step)
         try:
             with storage_errors(directory):
-                verify_directory(directory, hashes=False)
+                manifest = verify_directory(directory, hashes=False)
                 files = sorted(files_below(directory), key=lambda path: path.name == MANIFEST)
             if step in self._others:
                 self._remove_checkpoint(step)
@@ -222,6 +225,8 @@ class Sender:
             self._remove_checkpoint(step)
         else:
             self._whole.add(step)
+            if manifest.get(ONLY_ENDS):
+                self._only_end.add(step)
 
     def _send_files(self, *, records: bool) -> None:
         root = self._run_dir.root

@@ -15,6 +15,7 @@ from typing import Any
 from rankzero.errors import StorageError
 from rankzero.persist.objects import fetch, files_in, inside, open_store, store_errors
 from rankzero.run_dir.atomic import MANIFEST, parse_manifest, stage_name
+from rankzero.run_dir.steps import ONLY_ENDS
 from rankzero.store_listing import is_there
 
 CHECKPOINTS = "checkpoints"
@@ -74,6 +75,10 @@ class StoredCopy:
         with suppress(StorageError):
             return None if text is None else parse_manifest(text, f"{self.url}/{name}")
         return None  # spoken of where the directory is verified
+
+    def only_ends(self, step: int) -> bool:
+        """Whether a checkpoint is of weights that are NaN, which say no more than that their run is over."""
+        return bool((self.manifest(checkpoint_name(step)) or {}).get(ONLY_ENDS))
 
     def linked(self, link: str) -> int | None:
         """The step that a pointer file names; None where it names none."""

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from rankzero.run_dir.atomic import NotReadError
 from rankzero.run_dir.paths import RunDir
 
+ONLY_ENDS = "only_ends"
+"""In the manifest of a checkpoint whose weights are NaN: it says that the run is over, and how it went."""
+
 
 def furthest(steps: Iterable[int], report: str | bytes) -> int:
     """The last step that checkpoints or report.json tell of; 0 where none does."""

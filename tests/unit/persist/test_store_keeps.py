@@ -63,6 +63,21 @@ def test_a_run_that_goes_on_elsewhere_keeps_what_it_would_have_kept(
     assert steps_in(url) == set(whole.committed_steps()), "what was pruned since is pruned there"
 
 
+def test_a_checkpoint_that_only_ends_its_run_takes_no_other_ones_place(tmp_path: Path, url: str) -> None:
+    """A longer run goes on from the one before, also where a finished one was given again on another machine."""
+    run, kept = new_run(tmp_path / "0"), {"checkpoint": {"keep": 1}}
+    for step in (50, 90):
+        save(run, step, 2, best=50)
+    checkpoint(run, 100, only_ends=True)
+    store_of(run, url, **kept).upload()
+    assert steps_in(url) == {50, 90, 100}
+    again = new_run(tmp_path / "1")
+    store = store_of(again, url, **kept)
+    copying.bring_back(again, store, print)
+    store.upload()
+    assert steps_in(url) == {50, 90, 100}
+
+
 def test_what_is_set_aside_here_stays_there(tmp_path: Path, url: str) -> None:
     """The copy of a checkpoint that is damaged here is the only one."""
     run, kept = new_run(tmp_path), {"checkpoint": {"keep": 1}}
