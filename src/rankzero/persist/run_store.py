@@ -9,7 +9,7 @@ import posixpath
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,8 @@ class RunStore:
 
     def restore(self, say: Callable[[str], None]) -> int | None:
         """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, the result, and
-        the run's other files; of those that are here none that tell of more steps. Only the lease holder may call it.
+        the run's other files; of those that are here none that tell of more steps. Where the newest only ends the run,
+        also the one before, which a longer run goes on from. Only the lease holder may call it.
 
         Returns the newest one's step; None: there is none. Checkpoints come last and whole, so that a restore that was
         cut off is made again, and what it has left is removed. Raises StorageError.
@@ -151,10 +152,21 @@ class RunStore:
             newest, have = max(here, default=-1), set(here)
             if best is not None and best in steps and self._comes(best, have, names, say):
                 self._run_dir.set_link("best", best)
-            for step in steps:
-                if step > newest and self._comes(step, have, names, say):
-                    self._run_dir.set_link("last", step)
-                    return step
+            brought = self._newest_brought([step for step in steps if step > newest], have, names, say)
+            if brought is not None:
+                self._run_dir.set_link("last", brought)
+        return brought
+
+    def _newest_brought(
+        self, steps: Sequence[int], have: set[int], names: Mapping[str, int], say: Callable[[str], None]
+    ) -> int | None:
+        """The first of these checkpoints that comes; None: none does. One that only ends the run comes behind the next
+        one: a restore that is cut off between them is made again."""
+        for number, step in enumerate(steps, 1):
+            if self._copy.only_ends(step):
+                self._newest_brought(steps[number:], have, names, say)
+            if self._comes(step, have, names, say):
+                return step
         return None
 
     def _comes(self, step: int, have: set[int], names: Mapping[str, int], say: Callable[[str], None]) -> bool:

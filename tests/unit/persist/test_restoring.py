@@ -131,6 +131,23 @@ def test_a_disk_here_that_cannot_be_read_for_a_moment_damages_nothing(
     assert empty.committed_steps() == [20] and empty.read_link("last") == 20
 
 
+def test_with_a_checkpoint_that_only_ends_the_run_comes_the_one_before(run: RunDir, place: Path) -> None:
+    """From which a longer run goes on. A restore that is cut off between the two is made again."""
+    for step in (50, 80, 90):
+        checkpoint(run, step)
+    checkpoint(run, 100, only_ends=True)
+    run.set_link("best", 10)
+    store_of(run, place.as_uri()).upload()
+    (place / "checkpoints/step-90/adapter/weights").write_text("rot")
+    shutil.rmtree(run.root)
+    run.root.mkdir()
+    copying.bring_back(run, store_of(run, place.as_uri()), print)
+    assert run.committed_steps() == [100, 80, 10] and (run.read_link("last"), run.read_link("best")) == (100, 10)
+    shutil.rmtree(run.checkpoint(100))
+    copying.bring_back(run, store_of(run, place.as_uri()), print)
+    assert run.committed_steps() == [100, 80, 10]
+
+
 @pytest.mark.parametrize("linked", ["best", "none"])
 def test_of_a_damaged_newest_one_there_the_one_before_comes(
     run: RunDir, place: Path, tmp_path: Path, linked: str
