@@ -116,9 +116,15 @@ class RunStore:
         return next((manifest for manifest in found if manifest is not None), None)
 
     def newest_step(self) -> int | None:
-        """Step of the newest whole checkpoint there; None: there is none. Raises StorageError."""
+        """Step of the newest whole checkpoint there that is of use here; None: there is none. Raises StorageError."""
         with store_errors(self.url):
-            return max(committed_in(self._copy.names()), default=None)
+            return next(iter(self._steps(self._copy.names())), None)
+
+    def _steps(self, names: Mapping[str, int]) -> list[int]:
+        """Of whole checkpoints there, newest first, without those that only end the run, where it has gone on here."""
+        aside = self._run_dir.steps_left_aside()
+        beyond = {step for step in committed_in(names) & aside if self._copy.only_ends(step)}
+        return sorted(committed_in(names) - beyond, reverse=True)
 
     def restore(self, say: Callable[[str], None]) -> int | None:
         """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, the result, and
@@ -139,7 +145,7 @@ class RunStore:
         here = [step for step in whole_steps(self._run_dir) if intact is not None and step <= intact]
         with store_errors(self.url):
             names = self._copy.names()
-            steps = sorted(committed_in(names), reverse=True)
+            steps = self._steps(names)
             there = furthest(steps, self._copy.text("report.json") or "")
             is_as_far = furthest(here, _bytes(self._run_dir.report)) >= there
             for name in names:

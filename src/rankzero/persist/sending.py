@@ -125,15 +125,21 @@ class Sender:
 
     def _require_as_far(self, here: list[int]) -> None:
         """As a run is not that went on while the store was down, or from an older checkpoint than is there."""
-        newest, there = max(here, default=-1), max(self._whole, default=-1)
+        newest, there = max(here, default=-1), max(self._whole - self._gone_beyond(), default=-1)
         if there > newest:
             what = f"the run is at step {there} there, and at step {max(newest, 0)} here"
             raise StorageError(what, where=self._copy.url, hint="nothing is sent until it is as far here")
+
+    def _gone_beyond(self) -> set[int]:
+        """Steps whose checkpoints there only end the run, which has gone on here from an older one."""
+        return self._only_end & self._run_dir.steps_left_aside() if self._only_end else set()
 
     def _has_newer_report(self, here: list[int]) -> bool:
         """Whether what is there tells of an end of more steps, and this run has come to none since. It is told of."""
         if state(self._run_dir.report) not in (None, self._report_before):
             return False
+        if self._reported in self._gone_beyond():
+            self._reported = 0
         step = furthest(here, self._report())
         if self._reported <= step:
             return False
@@ -187,12 +193,14 @@ class Sender:
         """Remove what the run itself, had it never moved, would not have any more: `keep` newer ones are here, and it
         is not the best one; where the newest only ends the run, one more, as it takes no other one's place. That
         something is not here is no reason: after a restore only some are. The copy of what is damaged here is the only
-        one. `here`: those that are also there, newest first."""
+        one; what has only ended the run, which goes on, is of no use to anyone. `here`: those that are also there,
+        newest first."""
         keep = self._keep + (not self._only_end.isdisjoint(here[:1]))
         oldest_kept = here[keep - 1] if len(here) >= keep else -1
         doomed = {step for step in self._there - set(here) if step < oldest_kept}
         if doomed:
             doomed -= {self._copy.linked("best")} | self._run_dir.steps_set_aside()
+        doomed |= self._gone_beyond()
         try:
             for step in sorted(doomed):
                 self._remove_checkpoint(step)

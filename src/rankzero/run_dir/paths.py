@@ -222,6 +222,10 @@ class RunDir:
         matches = (_STEP.fullmatch(path.name.removeprefix(_ASIDE)) for path in self.checkpoints.glob(f"{_ASIDE}*"))
         return {int(match.group(1)) for match in matches if match}
 
+    def steps_left_aside(self) -> set[int]:
+        """The same, without those that have a checkpoint again. Raises NotReadError."""
+        return self.steps_set_aside().difference(self.committed_steps())
+
     def make_way_for_links(self) -> list[Path]:
         """Rename directories that stand where the links belong, as a copy that follows links makes them: a save would
         only fail there. Returns where they are now. Raises StorageError."""

@@ -11,7 +11,7 @@ from rankzero.engine.checkpoint import prune_checkpoints
 from rankzero.persist import copying
 from rankzero.run_dir.atomic import MANIFEST
 from rankzero.run_dir.paths import RunDir
-from tests.support.stored_runs import checkpoint, store_of
+from tests.support.stored_runs import checkpoint, end, log, logged, store_of
 
 
 @pytest.fixture
@@ -76,6 +76,46 @@ def test_a_checkpoint_that_only_ends_its_run_takes_no_other_ones_place(tmp_path:
     copying.bring_back(again, store, print)
     store.upload()
     assert steps_in(url) == {50, 90, 100}
+
+
+def test_a_run_that_goes_on_beyond_what_only_ended_it_is_sent(tmp_path: Path, url: str) -> None:
+    """It is made longer, and goes on from an older checkpoint than is there. Nobody fetches the one of NaN again."""
+    run = new_run(tmp_path / "0")
+    for step in (50, 90):
+        save(run, step, 2, best=50)
+    checkpoint(run, 100, only_ends=True)
+    end(run, "of fifty", 100)
+    log(run, 100)
+    store_of(run, url).upload()
+    run.set_aside(100)  # as a start does that goes on
+    run.set_link("last", 90)
+    run.report.unlink()
+    log(run, 90)
+    store = store_of(run, url)
+    copying.bring_back(run, store, print)
+    assert run.committed_steps() == [90, 50] and logged(run) == 90
+    for step in (94, 96):
+        log(run, step)
+        checkpoint(run, step)
+        store.upload()
+        assert steps_in(url) == {50, 90, 94, step}
+        other = new_run(tmp_path / str(step))
+        copying.bring_back(other, store_of(other, url), print)
+        assert (other.committed_steps(), logged(other)) == ([step, 50], step) and not other.report.exists()
+
+
+def test_what_only_ended_a_run_is_sent_again_where_it_ends_so_again(tmp_path: Path, url: str) -> None:
+    run = new_run(tmp_path)
+    for step in (90, 100):
+        checkpoint(run, step, only_ends=step == 100)
+    store = store_of(run, url)
+    store.upload()
+    run.set_aside(100)
+    store.upload()
+    assert steps_in(url) == {90}
+    checkpoint(run, 100, only_ends=True)
+    store.upload()
+    assert steps_in(url) == {90, 100}
 
 
 def test_what_is_set_aside_here_stays_there(tmp_path: Path, url: str) -> None:
