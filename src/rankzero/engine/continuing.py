@@ -51,7 +51,7 @@ from rankzero.spec.diff import name_beside
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule, rows_taken
-from rankzero.wording import counted
+from rankzero.wording import counted, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ def what_is_left(
     if saved is None:
         return None, None
     # Else its weights are to be evaluated anew, and to train on where an evaluation has ended it early.
-    comparable = not makes_incomparable(saved.differences.accepted, spec)
+    changed = makes_incomparable(saved.differences.accepted, spec)
+    comparable = not changed
     looks = world.is_main and (comparable or saved.is_result)
     looked = whole_report(run_dir, alone=saved.is_result) if looks else None
     report: dict[str, Any] | None = broadcast_object(looked)
@@ -198,15 +199,19 @@ def what_is_left(
     if not saved.is_result:
         return None, saved
     if report is not None:
-        raise ConfigError(_nothing_to_go_on_from(run_dir, spec))
+        raise ConfigError(_nothing_to_go_on_from(run_dir, spec, changed))
     logger.warning("[STEP] final/ is there and no checkpoint: the run begins again, and replaces it at its end")
     return None, None
 
 
-def _nothing_to_go_on_from(run_dir: RunDir, spec: RunSpec) -> Problem:
-    what = "more is asked than was done for the result here, and there is no checkpoint to go on from"
+def _nothing_to_go_on_from(run_dir: RunDir, spec: RunSpec, changed: Collection[str]) -> Problem:
+    """`changed`: by what the result would be evaluated anew."""
+    why = "more, or another result, is asked for than was made here"
+    if changed:
+        why = f"{listed(changed)} changed since the result here was made"
     anew = f"another name, such as name={name_beside(spec)}, trains anew"
-    return Problem(what, str(run_dir.root), f"{anew}; so does this one where {run_dir.final} is moved away")
+    hint = f"{'undo it; ' if changed else ''}{anew}; so does this one where {run_dir.final} is moved away"
+    return Problem(f"{why}, and there is no checkpoint to go on from", str(run_dir.root), hint)
 
 
 def what_is_next(report: dict[str, Any], spec: RunSpec, *, alone: bool = False) -> str:

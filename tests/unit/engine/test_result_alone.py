@@ -39,14 +39,15 @@ def test_a_longer_one_is_refused_and_replaces_nothing(spec: RunSpec) -> None:
     with pytest.raises(ConfigError, match="no checkpoint to go on from") as refused:
         run_here(longer)
     assert "name=small-" in str(refused.value) and "--allow-change" not in str(refused.value)
-    for spec_now, accepted in (
-        (longer, ("train.max_steps",)),
-        (changed(spec, checkpoint={"final": "last"}), ()),
-        (changed(spec, data={"eval": spec.data.train}), ("eval_data", "data.eval")),
+    more = "more, or another result, is asked for than was made here"
+    for spec_now, accepted, why in (
+        (longer, ("train.max_steps",), more),
+        (changed(spec, checkpoint={"final": "last"}), (), more),
+        (changed(spec, data={"eval": spec.data.train}), ("eval_data", "data.eval"), "eval_data changed since"),
     ):
         with pytest.raises(ConfigError, match="no checkpoint to go on from") as refused:
             run_here(spec_now, allow_changes=accepted)
-        assert "another name" in refused.value.problems[0].hint
+        assert why in refused.value.problems[0].what and "another name" in refused.value.problems[0].hint
         assert run_dir.final.stat().st_ino == final and run_dir.report.read_bytes() == report
         assert len(metrics(spec)) == 2
     shorter = changed(spec, train={"max_steps": 1})
