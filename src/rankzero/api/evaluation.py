@@ -50,9 +50,9 @@ class Listener:
     tick: Callable[[int, int], None] = lambda _done, _all: None
     """How many answers there are, of how many."""
     answered: Callable[[Mapping[str, Sequence[Row]]], None] = lambda _rows: None
-    """Now and then and after each data set, every question and answer till then: before any is graded, which may fail.
-    Before an error those that there are; of a data set that is not done, some have the base's answer alone. And with
-    grades, before any task is asked."""
+    """After each data set, every question and answer till then: before any is graded, which may fail. Before an error
+    those that there are; of a data set that is not done, some have the base's answer alone. And with grades, before any
+    task is asked. The rows of a set are the same object each time until they have grades."""
     measured: Callable[[Evaluation], None] = lambda _found: None
     """Scores of own rows, after each set, before they are graded, and with each set's grades: what follows may fail."""
     tell: Tell = warn
@@ -196,6 +196,7 @@ def _measured(
     manager = None if tasks is None else find_tasks(tasks.names, tasks.directory)
     rows: dict[str, Sequence[Row]] = {}
     paths: dict[str, str] = {}
+    sets: dict[str, Mapping[str, Any]] = {}
     with settled_libraries, ExitStack() as stack:
         judging = None if judge is None else stack.enter_context(Judge(judge.url, judge.model, os.environ))
         if judging is not None and questions:
@@ -208,11 +209,14 @@ def _measured(
             hint = "of calls, only those that the model's chat template writes can be compared; or name a judge"
             _require_answers([(path, [one.reference for one in prompts]) for path, prompts in questions], hint)
 
+        def score(name: str) -> None:
+            one = rows[name]
+            facts = about(one, max_new_tokens=max_new_tokens, judge=judging if one[0].grades else None)
+            sets[name] = {"path": paths[name], **facts, **summed_up(one)}
+            listener.measured(scores())
+
         def scores() -> Evaluation:
-            by = {name: judging if one[0].grades else None for name, one in rows.items()}
-            facts = {name: about(one, max_new_tokens=max_new_tokens, judge=by[name]) for name, one in rows.items()}
-            sets = {name: {"path": paths[name], **facts[name], **summed_up(one)} for name, one in rows.items()}
-            return Evaluation(sets, {}, rows)
+            return Evaluation(dict(sets), {}, dict(rows))
 
         done, total = 0, sum(map(len, wanted)) * len(voices)
         for path, prompts in questions:
@@ -227,12 +231,12 @@ def _measured(
             )
             done += len(prompts) * len(voices)
             listener.answered(rows)
-            listener.measured(scores())
+            score(name)
 
         if judging is not None and rows:
             for name, asked in rows.items():
                 rows[name] = graded(asked, judging)
-                listener.measured(scores())
+                score(name)
             listener.answered(rows)
     if tasks is None:
         return scores()

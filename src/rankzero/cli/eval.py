@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +69,6 @@ def evaluate(
     from rankzero.api.evaluation import evaluate as measure
     from rankzero.cli.output import warn_of_changes
     from rankzero.cli.own_file import require_rows
-    from rankzero.run_dir.atomic import takes_as_it_comes
 
     if (judge is None) != (judge_model is None):
         raise UsageError("a judge is a URL and the name of a model there", where="--judge, --judge-model")
@@ -78,13 +76,14 @@ def evaluate(
         refuse_typed(context, _OF_TASKS, "this is for tasks of lm-eval", "name one: --task NAME; or leave it out")
     elif not data:
         refuse_typed(context, _OF_ROWS, "this is for own rows", "give a file of them: --data FILE; or leave it out")
-    if answers is not None:
-        _require_other_files(answers, data or ())
-        require_rows(answers, "--answers", "answers", ("set", "where", "prompt"))
-        _require_place(answers)
+    kept = None if answers is None else _Answers(answers)
+    for path in () if kept is None else kept.places:
+        _require_other_files(path, data or ())
+        require_rows(path, "--answers", "answers", ("set", "where", "prompt"))
+        _require_place(path)
     listener = Listener(_progress, tell=warn_of_changes)
-    if answers is not None and not takes_as_it_comes(answers):  # a pipe gets them once, in the end
-        listener = replace(listener, answered=partial(_write_answers, answers))
+    if kept is not None:
+        listener = replace(listener, answered=kept.so_far)
     shape = {"format": row_format, "columns": column_map(columns), "header": "auto" if header is None else header}
     so_far: list[Evaluation] = []
     listener = replace(listener, measured=so_far.append)
@@ -102,9 +101,11 @@ def evaluate(
     except BaseException:  # what was measured before it is told, too
         if so_far:
             _tell(so_far[-1], as_json=as_json)
+        if kept is not None:
+            kept.tell_of_part()
         raise
-    if answers is not None:
-        _write_answers(answers, found.rows)
+    if kept is not None:
+        kept.whole(found.rows)
     _tell(found, as_json=as_json)
 
 
@@ -146,13 +147,57 @@ def _require_place(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, "a directory stands there")
 
 
-def _write_answers(path: Path, sets: Mapping[str, Sequence[Row]]) -> None:
-    """Anew each time: with those of each data set once it was asked, and with grades in the end."""
-    from rankzero.run_dir.atomic import place_given_by, write_text
+class _Answers:
+    """The file of answers: what stands there is replaced once the command has all that it is to measure. Until then
+    they are beside it, in FILE.partial, whatever ends the command. A pipe gets them once, in the end."""
 
-    rows = [{"set": name, **row.to_json()} for name, rows in sets.items() for row in rows]
-    with place_given_by("--answers"):
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    def __init__(self, path: Path) -> None:
+        from rankzero.run_dir.atomic import takes_as_it_comes
+
+        self._path = path
+        real = Path(os.path.realpath(path))
+        self._part = None if takes_as_it_comes(path) else real.with_name(f"{real.name}.partial")
+        self._texts: dict[str, tuple[Sequence[Row], str]] = {}
+        """Of each data set: the rows, and their lines. Scores of a row take longer than all else of it."""
+        self._has_part = False
+
+    @property
+    def places(self) -> Sequence[Path]:
+        """What is written."""
+        return [self._path] if self._part is None else [self._path, self._part]
+
+    def so_far(self, sets: Mapping[str, Sequence[Row]]) -> None:
+        """Those of the data sets that were asked, or of as much of them as was."""
+        if self._part is not None:
+            self._write(self._part, sets)
+            self._has_part = True
+
+    def whole(self, sets: Mapping[str, Sequence[Row]]) -> None:
+        """All of them, with their grades."""
+        from rankzero.run_dir.atomic import storage_errors
+
+        self._write(self._path, sets)
+        if self._part is not None:
+            with storage_errors(self._part):
+                self._part.unlink(missing_ok=True)
+
+    def tell_of_part(self) -> None:
+        """Where answers are that did not become the file."""
+        if self._has_part:
+            typer.echo(f"note: the answers so far are in {self._part}", err=True)
+
+    def _write(self, path: Path, sets: Mapping[str, Sequence[Row]]) -> None:
+        from rankzero.run_dir.atomic import place_given_by, write_text
+
+        with place_given_by("--answers"):
+            write_text(path, "".join(self._lines(name, rows) for name, rows in sets.items()))
+
+    def _lines(self, name: str, rows: Sequence[Row]) -> str:
+        kept = self._texts.get(name)
+        if kept is None or kept[0] is not rows:
+            each = [json.dumps({"set": name, **row.to_json()}, ensure_ascii=False) for row in rows]
+            kept = self._texts[name] = (rows, "".join(f"{line}\n" for line in each))
+        return kept[1]
 
 
 def _tell_what_is_missing(found: Evaluation) -> None:

@@ -93,10 +93,10 @@ def ask_all(
     so_far: Callable[[Sequence[Row]], None] = lambda _rows: None,
 ) -> list[Row]:
     """Every voice's greedy answers, in the order of the prompts, without grades; of what `to_compare` made, where they
-    are to be scored. `tick` hears how many there are; `so_far` gets those that there are, now and then and before an
-    error. Raises NonFiniteError for answers that are none, RankzeroError where memory runs out."""
+    are to be scored. `tick` hears how many there are; `so_far` gets those that there are before an error. Raises
+    NonFiniteError for answers that are none, RankzeroError where memory runs out."""
     said: dict[str, dict[int, Reply]] = {}
-    done = told = 0
+    done = 0
 
     def rows() -> list[Row]:
         by_prompt = [{name: found[i] for name, found in said.items() if i in found} for i in range(len(prompts))]
@@ -107,25 +107,18 @@ def ask_all(
             answers = said[voice.name or "tuned"] = {}
 
             def more(found: Mapping[int, Reply], answers: dict[int, Reply] = answers) -> None:
-                nonlocal done, told
+                nonlocal done
                 answers.update(found)
                 done += len(found)
                 tick(done)
-                if done >= told * _AGAIN and done < len(prompts) * len(voices):
-                    told = done
-                    so_far(rows())
 
             with voice.muted():
                 _answers(voice.speaker, prompts, max_new_tokens, more)
     except BaseException:  # an interrupt too: answers are dear
-        if done > told:
+        if done:
             so_far(rows())
         raise
     return rows()
-
-
-_AGAIN = 1.25
-"""So many times the answers of before are written anew: all of them take a few times as long as at once."""
 
 
 def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:

@@ -25,6 +25,7 @@ from rankzero.data.prompts import Prompt
 from rankzero.data.rows.conversation import Message
 from rankzero.engine import held_out
 from rankzero.engine.chat import Voice
+from rankzero.engine.held_out import Row
 from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
@@ -610,17 +611,19 @@ class TestNothingIsLost:
         monkeypatch.setattr("rankzero.engine.judge.PAUSE_SECONDS", 0.0)
         (run / "eval.json").unlink(missing_ok=True)
         StandIn.fails_after = 3
-        kept = tmp_path / "answers.jsonl"
+        kept, part = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.partial"
         flags = f"--judge {judge} --judge-model big --max-new-tokens 5 --answers {kept}"
         done = cli(f"eval {run} --data {rows} {flags}")
         assert done.code == 69 and "answered 500" in done.err and "exact match" in done.out
+        assert f"the answers so far are in {part}" in done.err and not kept.exists()
         one = json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
         assert one["path"] == str(rows) and one["tuned"]["exact_match"] == 1.0 and "judge" not in one["tuned"]
-        answers = [json.loads(line) for line in kept.read_text().splitlines()]
+        answers = [json.loads(line) for line in part.read_text().splitlines()]
         assert [set(answer) >= {"base", "tuned"} for answer in answers] == [True] * 3
         StandIn.fails_after = None
         assert cli(f"eval {run} --data {rows} {flags}").code == 0
         assert all("judge" in json.loads(line)["tuned"] for line in kept.read_text().splitlines())
+        assert not part.exists()
         StandIn.fails_after = len(StandIn.asked) + 2
         assert cli(f"eval {run} --data {rows} --no-base {flags}").code == 69
         one = json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
@@ -662,7 +665,7 @@ class TestNothingIsLost:
         done = cli(f"eval {run} --data {rows} --task arc_easy {flags}")
         scores = json.loads(done.out)["sets"]["held.jsonl"]
         assert done.code == 69 and scores == json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]
-        assert scores["tuned"]["judged"] == 3 and '"judge"' in (tmp_path / "a.jsonl").read_text()
+        assert scores["tuned"]["judged"] == 3 and '"judge"' in (tmp_path / "a.jsonl.partial").read_text()
 
     def test_a_run_that_cannot_be_written_keeps_nothing_and_the_scores_are_told(
         self, run: Path, rows: Path, tmp_path: Path, cli: Cli, caplog: pytest.LogCaptureFixture
@@ -681,8 +684,11 @@ class TestNothingIsLost:
     def test_answers_of_a_set_that_is_not_done_stay(
         self, error: BaseException, said: str, run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Those of the batches before, and the scores of the sets before, whatever ends it."""
+        """Those of the batches before, and the scores of the sets before, whatever ends it; and yesterday's."""
         (run / "eval.json").unlink(missing_ok=True)
+        (tmp_path / "a.jsonl").write_text(
+            yesterday := '{"set": "few.jsonl", "where": "few.jsonl:1", "prompt": "Ping"}\n'
+        )
         batch, asked = generate._in_a_batch, list[int]()
 
         def fails(speaker: Speaker, rows: Any, *others: Any) -> list[Reply]:
@@ -699,15 +705,41 @@ class TestNothingIsLost:
         done = cli(f"eval {run} --data {few} --data {held} {flags}")
         assert done.code in (70, 130) and said in done.err and "internal" not in done.err
         assert "few.jsonl (1 rows)" in done.out and "few.jsonl" in json.loads((run / "eval.json").read_text())["sets"]
-        answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+        assert (tmp_path / "a.jsonl").read_text() == yesterday and "a.jsonl.partial" in done.err
+        answers = [json.loads(line) for line in (tmp_path / "a.jsonl.partial").read_text().splitlines()]
         assert [answer["set"] for answer in answers] == ["few.jsonl"] + ["held.jsonl"] * 20
         assert asked[:4] == [1, 1, 16, 4] and "tuned" not in answers[-1] and "base" in answers[-1]
+
+    def test_each_row_is_scored_for_the_file_once(
+        self, run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many data sets follow, and however many batches a set has: nothing is written for a batch."""
+        made, scored = list[str](), list[int]()
+        to_json, summed_up = Row.to_json, held_out.summed_up
+
+        def counted(row: Row) -> dict[str, Any]:
+            made.append(row.prompt.where)
+            return to_json(row)
+
+        def scores(rows: Any) -> Any:
+            scored.append(len(rows))
+            return summed_up(rows)
+
+        monkeypatch.setattr(Row, "to_json", counted)
+        monkeypatch.setattr(held_out, "summed_up", scores)
+        rows = [{"q": f"Ping {n}", "a": "Pong"} for n in range(20)]
+        data = " ".join(f"--data {write_jsonl(tmp_path / f'{n}.jsonl', rows)}" for n in range(3))
+        flags = f"--columns question=q,answer=a --max-new-tokens 1 --answers {tmp_path}/a.jsonl"
+        assert cli(f"eval {run} {data} {flags}").code == 0
+        assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 60
+        assert len(made) == 60 and scored == [20] * 3
 
     def test_a_place_for_answers_is_tried_first(
         self, run: Path, rows: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(held_out, "ask_all", lambda *_others, **_more: pytest.fail("it was asked"))
-        for place in (tmp_path, rows / "answers.jsonl"):
+        (tmp_path / "b.jsonl.partial").mkdir()
+        for place in (tmp_path, rows / "answers.jsonl", tmp_path / "b.jsonl"):
             done = cli(f"eval {run} --data {rows} --answers {place}")
             assert done.code == 74 and "--answers" in done.err
 
@@ -715,6 +747,10 @@ class TestNothingIsLost:
         before = rows.read_bytes()
         (rows.parent / "link.jsonl").symlink_to(rows)
         others = ((rows.parent, rows), (rows.parent, rows.parent / "new.jsonl"), (f"'{rows.parent}/*.jsonl'", rows))
+        part = rows.rename(rows.parent / "held.jsonl.partial")
+        done = cli(f"eval {run} --data {part} --answers {rows}")
+        assert done.code == 2 and "it is read and would be written" in done.err
+        part.rename(rows)
         also = ((f"file://{rows}", rows), *others)
         for asked, place in ((rows, rows), (f"{rows}#2", rows), (rows, rows.parent / "link.jsonl"), *also):
             done = cli(f"eval {run} --data {asked} --answers {place}")
