@@ -27,7 +27,7 @@ from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.engine.taught_stops import taught_stop
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.machine import cache_root, usable_cores
-from rankzero.model.context import Context, computed_context, most_in_use, require_rows_within
+from rankzero.model.context import Context, computed_context, most_in_training, require_rows_within
 from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.generate import Speaker, all_ids, require_sight
 from rankzero.model.load import (
@@ -141,7 +141,7 @@ def read_inputs(
         if spec.eval.prompts is not None:
             asked = read_prompts(spec.eval.prompts, seed=spec.train.seed, offline=spec.model.local_files_only)
             prompts = tuple(map(References(speaker).comparable, asked))
-            longest = min((limit for limit in (positions, most_in_use(config)) if limit), default=None)
+            longest = min((limit for limit in (positions, most_in_training(config)) if limit), default=None)
             require_answerable(speaker, prompts, spec, longest, unembedded)
     return Inputs(
         task,

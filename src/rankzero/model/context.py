@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,17 @@ def computed_context(config: Any) -> Context | None:
     return Context(int(longest), not kinds <= _AS_LONG_AS_MADE) if longest and kinds else None
 
 
-def most_in_use(config: Any) -> int | None:
-    """Tokens beyond which what a model computes is noise; None where it learned its positions, stretches them, or its
-    config does not say it."""
+def most_in_training(config: Any) -> int | None:
+    """Tokens beyond which nothing is trained, nor asked of a model in training; None where it learned its positions,
+    stretches them, or its config does not say it."""
     context = computed_context(config)
     return None if context is None or context.extended else context.length
+
+
+def most_in_use(config: Any) -> int | None:
+    """Tokens beyond which what a model computes is noise; None as in `most_in_training`, and with `dynamic` positions,
+    which are stretched in use."""
+    return None if _is_dynamic(config) else most_in_training(config)
 
 
 def beyond_in_use(config: Any, tokens: Sequence[int], places: Sequence[str]) -> list[Problem]:
@@ -57,6 +64,15 @@ def position_borders(config: Any) -> tuple[int, ...]:
     return tuple(sorted({int(one[_BORDER]) for one in each if one.get("rope_type") == _LONGROPE}))
 
 
+def borders_in_use(config: Any) -> Sequence[int]:
+    """`position_borders`; and with `dynamic` positions every length beyond the context, each of which has frequencies
+    of its own."""
+    context = computed_context(config)
+    if context is not None and _is_dynamic(config):
+        return range(context.length, sys.maxsize)
+    return position_borders(config)
+
+
 def computed_alike(borders: Sequence[int], tokens: int, longest: int) -> tuple[int, int]:
     """What prompts have in common whose answers, of up to `longest` tokens, can be computed together: as many of these
     borders before them; and, where an answer may cross another one, their own length, so that all cross it at once."""
@@ -65,6 +81,11 @@ def computed_alike(borders: Sequence[int], tokens: int, longest: int) -> tuple[i
     return passed, tokens if crosses else 0
 
 
+def _is_dynamic(config: Any) -> bool:
+    return DYNAMIC in _rope_kinds(getattr(config.get_text_config(), "rope_parameters", None) or {})
+
+
+DYNAMIC = "dynamic"
 _BORDER, _LONGROPE = "original_max_position_embeddings", "longrope"
 
 
@@ -99,10 +120,10 @@ def stored_borders(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted({border for border in borders if isinstance(border, int)}))
 
 
-_AS_LONG_AS_MADE = frozenset({"default", "mrope", "dynamic"})
+_AS_LONG_AS_MADE = frozenset({"default", "mrope", DYNAMIC})
 """Kinds of rotary positions with which no longer rows are trained. mrope: an image's places beside the text's, which
 stretches nothing. dynamic: stretches by the longest row that the model has seen so far, so that what is learned from a
-row would depend on the rows before it and beside it."""
+row would depend on the rows before it and beside it. In use each length is computed as if it were the first."""
 
 
 def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:

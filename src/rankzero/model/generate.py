@@ -28,7 +28,7 @@ from rankzero.data.tokens.thought_marks import ThoughtMarks, thought_marks
 from rankzero.data.tokens.tokenizer import single_template
 from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError, UsageError
-from rankzero.model.context import beyond_in_use, computed_alike, position_borders
+from rankzero.model.context import beyond_in_use, borders_in_use, computed_alike
 from rankzero.model.load import (
     kind_of,
     left_padding_counts,
@@ -40,7 +40,7 @@ from rankzero.model.load import (
 )
 from rankzero.model.lora import load_adapter
 from rankzero.model.out_of_memory import largest_first, out_of_memory_told
-from rankzero.model.parts import position_limit
+from rankzero.model.parts import forget_lengths, position_limit
 from rankzero.model.rendering import rendered
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.vision import Vision, load_vision
@@ -178,7 +178,7 @@ def batches_of_replies(
     rows = all_ids(speaker, prompts)
     limits = answer_limits(speaker, rows, longest, [prompt.where for prompt in prompts])
     inner = _inner(speaker.model)
-    apart, borders = left_padding_counts(inner), position_borders(inner.config)
+    apart, borders = left_padding_counts(inner), borders_in_use(inner.config)
     kinds = [
         (limit, len(ids) if apart else 0, computed_alike(borders, len(ids), limit))
         for limit, ids in zip(limits, rows, strict=True)
@@ -338,6 +338,7 @@ def _replies(
 ) -> list[Reply]:
     """What the model writes behind `input_ids` (B, T)."""
     device = speaker.device or next(speaker.model.parameters()).device
+    forget_lengths(speaker.model)
     poll, not_numbers = Poll(cut_short or (lambda: False)), NotNumbers()
     # No inference mode: tensors of it must not meet the backward pass of a model that is in training. What blocks were
     # compiled for are the lengths of training; here each token has another one.

@@ -11,12 +11,13 @@ projector     what lies between an encoder and the text model
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import torch
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.model.context import DYNAMIC
 from rankzero.spec.run_spec import Part, Parts
 
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -212,6 +213,21 @@ def position_limit(model: Any) -> int | None:
     ]
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min([*limits, *([longest] if longest else [])]) if limits else None
+
+
+def forget_lengths(model: Any) -> None:
+    """Let `dynamic` positions be as they were before any pass: what is computed next does not depend on longer rows of
+    before, whose frequencies transformers keeps until a row comes that is shorter than the context."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        each = kinds if isinstance(kinds, Mapping) else {"": kinds}  # by the kind of layer, where these differ
+        for layer, kind in each.items():
+            prefix = f"{layer}_" if layer else ""
+            if kind != DYNAMIC or not hasattr(module, f"{prefix}original_inv_freq"):
+                continue
+            now = getattr(module, f"{prefix}inv_freq")
+            setattr(module, f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq").to(now.device))
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def _rows(table: Any) -> int:

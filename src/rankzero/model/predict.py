@@ -15,7 +15,7 @@ from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError
-from rankzero.model.context import most_in_use, position_borders
+from rankzero.model.context import borders_in_use, most_in_use
 from rankzero.model.load import (
     ClassHead,
     load_config,
@@ -28,7 +28,7 @@ from rankzero.model.load import (
 )
 from rankzero.model.lora import load_adapter
 from rankzero.model.out_of_memory import largest_first
-from rankzero.model.parts import position_limit
+from rankzero.model.parts import forget_lengths, position_limit
 from rankzero.model.source import locate, warn_of_another_base, warn_of_another_tokenizer
 from rankzero.model.while_writing import NO_NUMBERS_HINT
 from rankzero.run_dir.result import Result
@@ -138,7 +138,7 @@ def _require_all(found: Mapping[int, Prediction], places: Sequence[str]) -> None
 def _kinds(config: Any, rows: Sequence[Sequence[int]]) -> list[int]:
     """What texts of a pass must have in common: a length where padding counts, else the side of where positions are
     computed in another way."""
-    borders, alike = position_borders(config), padding_counts(config)
+    borders, alike = borders_in_use(config), padding_counts(config)
     return [len(row) if alike else bisect_left(borders, len(row)) for row in rows]
 
 
@@ -174,6 +174,7 @@ def _probabilities(classifier: Classifier, rows: list[list[int]]) -> list[list[f
         ids_BT[i, : len(row)] = torch.tensor(row)
         mask_BT[i, : len(row)] = 1
     device = next(classifier.model.parameters()).device
+    forget_lengths(classifier.model)
     with torch.inference_mode():
         logits_BC = classifier.model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device)).logits.float()
         finite, shares = logits_BC.isfinite().all(dim=-1).tolist(), logits_BC.softmax(dim=-1).tolist()

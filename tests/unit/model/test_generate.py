@@ -179,11 +179,21 @@ LONGROPE: dict[str, Any] = {
 """As Phi-3: other frequencies for passes with a row of more than 24 tokens."""
 
 
+DYNAMIC = LONGROPE | {
+    "max_position_embeddings": 24,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0},
+}
+"""Other frequencies for each length beyond 24 tokens, which stay until a shorter row comes."""
+
+
 @pytest.mark.parametrize("longest", [4, 12])
-def test_an_answer_knows_nothing_of_how_long_those_beside_it_are(longest: int) -> None:
-    """On either side of the border, and where an answer crosses it."""
+@pytest.mark.parametrize(("model_type", "sizes"), [("phi3", LONGROPE), ("llama", DYNAMIC)])
+def test_an_answer_knows_nothing_of_how_long_those_beside_it_are(
+    model_type: str, sizes: dict[str, Any], longest: int
+) -> None:
+    """Nor of those before it. On either side of the border, and where an answer crosses it."""
     tokenizer = tiny_tokenizer(chat_template=None)
-    config = AutoConfig.for_model("phi3", **LONGROPE, vocab_size=len(tokenizer) + 1)
+    config = AutoConfig.for_model(model_type, **sizes, vocab_size=len(tokenizer) + 1)
     config.bos_token_id = config.eos_token_id = 1
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -193,7 +203,7 @@ def test_an_answer_knows_nothing_of_how_long_those_beside_it_are(longest: int) -
     prompts = [asked_of("Hello " * n) for n in (1, 2, 4, 5, 6, 7, 8, 11, 30, 50)]
     lengths = [len(prompt_ids(speaker, prompt)) for prompt in prompts]
     assert min(lengths) + longest < 24 < max(lengths) and any(24 - longest < length <= 24 for length in lengths)
-    alone = [reply_to(speaker, prompt, never, longest) for prompt in prompts]
+    alone = [reply_to(replace(speaker, model=copy.deepcopy(model)), prompt, never, longest) for prompt in prompts]
     assert replies_together(speaker, prompts, never, longest) == alone
 
 
@@ -279,7 +289,7 @@ def test_what_is_no_number_is_no_answer(tmp_path: Path) -> None:
             reply(speaker, [Turn("user", "a dog")], sampling, lambda _text: None)
 
 
-@pytest.mark.parametrize("rope", ["default", "linear"])
+@pytest.mark.parametrize("rope", ["default", "linear", "dynamic"])
 def test_a_question_beyond_a_models_context_is_no_question_to_measure_by(
     rope: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

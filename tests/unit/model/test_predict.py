@@ -241,13 +241,28 @@ def test_whether_padding_counts(model_type: str) -> None:
     assert padding_counts(config) is not torch.allclose(found, alone, rtol=1e-6, atol=1e-8)
 
 
-def test_a_class_knows_nothing_of_how_long_texts_beside_it_are(tmp_path: Path) -> None:
-    """Of a model that has other frequencies for passes with a row of more than 24 tokens, as Phi-3."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24}
-    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0, 6.0, 8.0, 8.0]}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 24,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0, 6.0, 8.0, 8.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "context", "rope"),
+    [("phi3", 128, LONGROPE), ("llama", 24, {"rope_type": "dynamic", "factor": 8.0})],
+)
+def test_a_class_knows_nothing_of_how_long_texts_beside_it_are(
+    model_type: str, context: int, rope: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nor before it, of a model that has other frequencies for longer rows than 24 tokens: for all of them, as Phi-3,
+    or for each length. The longest texts differ in what is behind the 24 tokens."""
     tokenizer = tiny_tokenizer(chat_template=None)
-    more = {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "original_max_position_embeddings": 24}
-    config = AutoConfig.for_model("phi3", **{**SIZES, **more}, rope_parameters=rope, pad_token_id=0, num_labels=3)
+    more = {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "max_position_embeddings": context}
+    more |= {"original_max_position_embeddings": 24} if context > 24 else {}
+    rope = {**rope, "rope_theta": 1e4}
+    config = AutoConfig.for_model(model_type, **{**SIZES, **more}, rope_parameters=rope, pad_token_id=0, num_labels=3)
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config)
     for parameter in model.parameters():
@@ -256,9 +271,10 @@ def test_a_class_knows_nothing_of_how_long_texts_beside_it_are(tmp_path: Path) -
     tokenizer.save_pretrained(tmp_path)
     classifier = load_classifier(as_it_was(spec(tmp_path)), torch.float32, CPU)
     texts = ["Hello " * n for n in (40, 2, 4, 30, 3)]
-    alone = [next(classify(classifier, [text])) for text in texts]
+    alone = [next(classify(load_classifier(as_it_was(spec(tmp_path)), torch.float32, CPU), [text])) for text in texts]
     for one, beside in zip(alone, classify(classifier, texts), strict=True):
         assert beside.probabilities == pytest.approx(one.probabilities, abs=1e-5)
+    assert alone[0].probabilities != pytest.approx(alone[3].probabilities, abs=1e-5)
 
 
 @pytest.mark.parametrize(("model_type", "kinds"), [("bert", [0] * 4), ("xlnet", [3, 5, 3, 7])])
