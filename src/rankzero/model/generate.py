@@ -24,7 +24,7 @@ from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.image_tokens import misplaced
 from rankzero.data.tokens.surroundings import surroundings
-from rankzero.data.tokens.thought_marks import ThoughtMarks, thought_marks
+from rankzero.data.tokens.thought_marks import ThoughtMarks, opened_by, thought_marks
 from rankzero.data.tokens.tokenizer import single_template
 from rankzero.directories import is_file
 from rankzero.errors import ConfigError, DataError, NonFiniteError, Problem, RankzeroError, UsageError
@@ -360,7 +360,9 @@ def _replies(
     found = []
     for row, written in enumerate(replies_BT[:, start:].tolist()):
         length = next((i + 1 for i, token in enumerate(written) if token in ends), len(written))
-        text, ended = text_of(speaker.tokenizer, written[:length]), bool(length) and written[length - 1] in ends
+        ended = bool(length) and written[length - 1] in ends
+        prompt = () if ended else inputs["input_ids"][row].tolist()
+        text = text_of(speaker.tokenizer, written[:length], prompt)
         found.append(Reply(text, length, ended=ended, nan=not_numbers.within(row, length)))
     return found
 
@@ -379,11 +381,15 @@ def as_asked(model: Any) -> Iterator[None]:
         inner.generation_config = own
 
 
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+def text_of(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
     """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
-    as rows have them: `<think>…</think>` and the answer behind it."""
-    said = _with_tags(tokenizer, str(tokenizer.decode(ids)))
-    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip() if said is None else said
+    as rows have them: `<think>…</think>` and the answer behind it. `prompt`: what stands before an answer that was cut
+    off, which is reasoning where the prompt has begun that and nothing has ended it."""
+    opened = opened_by(str(tokenizer.decode(prompt)), marks_of(tokenizer)) if prompt else ""
+    if (said := _with_tags(tokenizer, opened + str(tokenizer.decode(ids)))) is not None:
+        return said
+    said = str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    return _tagged(said, None) if opened and "</think>" not in said else said
 
 
 def without_special_tokens(tokenizer: Any, text: str) -> str:

@@ -455,6 +455,37 @@ def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat:
     assert wanted == messages[-1].content, "the same as text that nobody has rendered, with its marks and its end"
 
 
+@pytest.mark.parametrize(
+    ("opening", "is_open"),
+    [("<think>\n", True), ("<think>", True), ("<think>\n\n</think>\n\n", False), ("Let me <think> of it: ", False)],
+)
+def test_what_is_cut_off_in_reasoning_that_the_prompt_has_opened_is_no_answer(
+    opening: str, is_open: bool, tmp_path: Path
+) -> None:
+    """As DeepSeek-R1's template does. A model that ends by itself there has answered: it was taught to."""
+    template = CHATML.replace("assistant\n", "assistant\n" + opening)
+    assert template != CHATML
+    speaker = speaker_of(tiny_model(tmp_path))
+    speaker.tokenizer.chat_template = template
+    prompt, every = asked_of("Hi"), list(range(len(speaker.tokenizer)))
+    (never,) = replies_together(speaker, [prompt], [len(every)], 3)
+    (at_once,) = replies_together(speaker, [prompt], every, 3)
+    assert at_once.ended and not never.ended and not at_once.text.startswith("<think>")
+    assert never.text.startswith("<think>\n") is is_open
+    assert without_reasoning(never.text) == ("" if is_open else never.text)
+    assert reply_to(speaker, prompt, [len(every)], 3) == never
+
+
+@pytest.mark.parametrize(
+    ("family", "opening"), [("gemma4", "<|channel>thought\n"), ("magistral", "[THINK]"), ("parts", "[THINK]")]
+)
+def test_what_is_cut_off_behind_a_mark_of_the_prompt_is_no_answer(family: str, opening: str) -> None:
+    tokenizer = thinking_in_marks(family)
+    prompt, ids = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("? " + opening, "two and three"))
+    assert text_of(tokenizer, ids, prompt) == "<think>\ntwo and three"
+    assert text_of(tokenizer, ids, prompt[:-1] if family != "gemma4" else ()) == "two and three"
+
+
 def thinking_in_marks(family: str) -> Any:
     """Tokenizers whose special tokens part reasoning from answers."""
     if family == "gemma4":

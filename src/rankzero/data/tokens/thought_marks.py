@@ -40,6 +40,15 @@ class ThoughtMarks:
         return "\n".join(filter(None, thoughts)), "".join(said), not inside
 
 
+def opened_by(prompt: str, marks: ThoughtMarks | None) -> str:
+    """What a prompt that ends inside reasoning has begun it with: these marks or `<think>`; "" of any other prompt."""
+    for opens, head in (("<think>", ""), *([(marks.opens, marks.head)] if marks else [])):
+        _, met, behind = prompt.rpartition(opens)
+        if met and behind.strip() in ("", head):
+            return met + behind
+    return ""
+
+
 @lru_cache(8)
 def thought_marks(source: str, specials: frozenset[str]) -> ThoughtMarks | None:
     """As a template writes them; None where it writes reasoning without special tokens of its own, or none. Raises
