@@ -21,6 +21,7 @@ from rankzero.data.prompts import Prompt, read_questions
 from rankzero.data.prompts import question as asked_of
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats import convert
+from rankzero.data.tokens import template as chat_templates
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
@@ -649,6 +650,25 @@ def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
         prompt_ids(Speaker(None, tokenizer, None, kwargs), asked) for kwargs in ({}, {"enable_thinking": False})
     )
     assert tokenizer.decode(told) == tokenizer.decode(plain) + "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_template_is_compiled_once_for_all_prompts(called: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that writes a date, or is shown calls, is rendered by our own code."""
+    compiled, environment = list[int](), chat_templates._environment
+
+    def counted() -> Any:
+        compiled.append(1)
+        return environment()
+
+    monkeypatch.setattr(chat_templates, "_environment", counted)
+    date = f"{{# {called} #}}{{{{ strftime_now('%d %b %Y') }}}}"
+    speaker = Speaker(None, tiny_tokenizer(chat_template=date + CHATML), None, dated_as_trained=not called)
+    call = Message("assistant", "Wait", tool_calls=({"type": "function", "function": {"name": "f", "arguments": {}}},))
+    for text in ("Hi", "Hello", "World"):
+        turns = (Message("user", text), *([call, Message("user", "And?")] if called else []))
+        assert text in speaker.tokenizer.decode(prompt_ids(speaker, Prompt(turns)))
+    assert len(compiled) == 1
 
 
 def test_what_is_measured_is_asked_on_the_day_of_training(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -59,13 +59,12 @@ class ChatTemplate:
         """Under which names it reads a turn's reasoning."""
         self.knows_thoughts = "</think>" in source
         """Whether it has rules of its own for `<think>…</think>` in a text."""
-        environment = _environment()
         if not source.strip():
             raise ConfigError("the chat template is empty", where="data.chat_template", hint=_WHERE_IT_IS)
         try:
-            self.asks_for = _asked_for(environment.parse(source))
-            """Texts that it looks for in what turns say, so that it may write a turn differently where one is there."""
-            self._template = environment.from_string(source)
+            self._template, self.asks_for = _compiled(source)
+            """`asks_for`: texts that it looks for in what turns say, so that it may write a turn differently where one
+            is there."""
         except jinja2.TemplateSyntaxError as error:
             what = f"the chat template is not valid Jinja: {error.message} (line {error.lineno} of the template)"
             raise ConfigError(what, where="data.chat_template", hint=_WHERE_IT_IS) from error
@@ -100,6 +99,14 @@ class ChatTemplate:
             reason = str(error) or type(error).__name__
             raise TemplateRefusedError(reason.splitlines()[0]) from error
         return _take_marks(text) if self.marks_turns else (text, [])
+
+
+@lru_cache(8)
+def _compiled(source: str) -> tuple[jinja2.Template, tuple[str, ...]]:
+    """And what it asks for. Remembered: each prompt may be asked with a template of its own variables, and compiling
+    takes much longer than rendering. Raises jinja2.TemplateSyntaxError."""
+    environment = _environment()
+    return environment.from_string(source), _asked_for(environment.parse(source))
 
 
 def _read_as(key: str) -> str:
