@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_a_model_that_stretches_its_positions_is_warned_of(
     inputs = read(tmp_path, model)
     assert max(inputs.train.lengths) > 64
     assert "1 of 3 rows are longer than the model's context of 64 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "linear"])
+def test_a_prompt_beyond_the_context_is_refused_where_training_would_depend_on_it(
+    rope: str, model: Path, tmp_path: Path
+) -> None:
+    """`dynamic` positions stay as long as the longest row so far, be that an answer, though in use they are asked."""
+    change_config(model, rope_parameters={"rope_type": rope, "factor": 2.0, "rope_theta": 10000.0})
+    with pytest.raises(DataError, match="the model takes 64") if rope == "dynamic" else nullcontext():
+        assert len(read(tmp_path, model, texts=TEXTS[:2], prompts=["x" * 100]).prompts) == 1
 
 
 def test_a_length_limit_beyond_the_context_is_no_matter_where_all_rows_fit(tiny: Path, tmp_path: Path) -> None:
