@@ -61,7 +61,10 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
             logits_processor=LogitsProcessorList([Numbers("the message")]),
             **chosen,
         )
-    return text_of(speaker.tokenizer, written_1T[0, tokens:].tolist())
+    written = written_1T[0, tokens:].tolist()
+    was_cut_off = bool(written) and written[-1] not in stop_ids
+    begun = inputs["input_ids"][0].tolist() if was_cut_off and streamer.began_inside else ()
+    return text_of(speaker.tokenizer, written, begun)
 
 
 class _Told(BaseStreamer):  # type: ignore[misc]
@@ -87,6 +90,8 @@ class _Told(BaseStreamer):  # type: ignore[misc]
         """What stands around reasoning in a template of another kind."""
         self._lead: str | None = None
         """What was written of the head of reasoning, or of blanks before it and behind it; None: neither comes."""
+        self.began_inside = False
+        """Whether the prompt ends between these marks."""
         self._due = THOUGHT
         """What comes behind the lead."""
         self._blanks = ""
@@ -155,7 +160,7 @@ class _Told(BaseStreamer):  # type: ignore[misc]
             return
         tail = str(self._tokenizer.decode(prompt[-_HEAD_TOKENS:])).rpartition(self._around.opens)
         if tail[1] and tail[2].strip() in ("", self._around.head):
-            self._lead = ""
+            self._lead, self.began_inside = "", True
 
     def _is_around(self, token: int) -> bool:
         """Whether a token is a mark around reasoning, for which a tag is passed on where there is any."""

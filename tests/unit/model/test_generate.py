@@ -484,6 +484,10 @@ def test_what_is_cut_off_behind_a_mark_of_the_prompt_is_no_answer(family: str, o
     tokenizer = thinking_in_marks(family)
     prompt, ids = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("? " + opening, "two and three"))
     assert text_of(tokenizer, ids, prompt) == "<think>\ntwo and three"
+    for before, begun in ((prompt, True), (ids, False)):
+        streamer = _Told(tokenizer, lambda _piece: None)
+        streamer.put(torch.tensor([before]))
+        assert streamer.began_inside is begun, "what chat shows and what it keeps are the same"
     assert text_of(tokenizer, ids, prompt[:-1] if family != "gemma4" else ()) == "two and three"
 
 
