@@ -73,7 +73,7 @@ def serve(directory: Path, model: Path, *more: str) -> Iterator[Served]:
 
 def test_it_is_said_to_be_ready_only_while_it_is(tiny: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    ready.write_text("of a start before this one")
+    ready.write_text('{"url": "http://127.0.0.1:1/v1", "model": "of a start before this one", "engine": "vllm"}')
     with serve(tmp_path, tiny, "--ready-file", str(ready)) as served:
         assert served.facts() == json.loads(ready.read_text())
         served.process.send_signal(signal.SIGTERM)

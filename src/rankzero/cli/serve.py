@@ -115,8 +115,8 @@ def _preparation(serving: Serving) -> str:
 def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
     """Until it is ended, or the server ends by itself, which is a ServiceError."""
     from rankzero.api.serving import served
-    from rankzero.launch.processes import signals_to, stop_signals
     from rankzero.launch.serving import COMPLETION
+    from rankzero.stop_signals import signals_to, stop_signals
 
     server = serving.server
     told = False

@@ -139,7 +139,7 @@ def train(
 def stopped_by_sigterm() -> Iterator[None]:
     """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster. So
     do SIGHUP, of a terminal that is closed, and Ctrl-C."""
-    from rankzero.launch.processes import signals_to, stop_signals
+    from rankzero.stop_signals import signals_to, stop_signals
 
     name = ""
 

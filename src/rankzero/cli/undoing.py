@@ -13,7 +13,7 @@ from rankzero.errors import StopNow
 def undone_where_stopped() -> Iterator[None]:
     """SIGTERM, and SIGHUP of a terminal that is closed, end the block as an error does, so that nothing half-written
     stays, and then the process with the status that shells give to such an end. A further one changes nothing."""
-    from rankzero.launch.processes import signals_to, stop_signals
+    from rankzero.stop_signals import signals_to, stop_signals
 
     heard: list[int] = []
 

@@ -19,7 +19,7 @@ from typing import IO
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, module_for, signals_to, started, stop_signals
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, module_for, started
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
@@ -29,6 +29,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.stderr import write_stderr
+from rankzero.stop_signals import signals_to, stop_signals
 from rankzero.wording import printable
 
 GRACE_SECONDS = 170.0

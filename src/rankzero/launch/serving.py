@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from rankzero.errors import ConfigError, Problem, ServiceError, UsageError
 from rankzero.launch import server_arguments
-from rankzero.launch.processes import signals_held, signals_to, stop_signals
 from rankzero.launch.server_arguments import KEY_FLAG, KEY_VARIABLE
 from rankzero.redaction import Redactor
+from rankzero.stop_signals import signals_held, signals_to, stop_signals
 
 Engine = Literal["vllm", "transformers"]
 POLL_SECONDS = 0.2

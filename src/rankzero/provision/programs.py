@@ -13,11 +13,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError, StopNow
 from rankzero.redaction import LineRedactor, Redactor
 from rankzero.stderr import write_stderr
+from rankzero.stop_signals import signals_held
 from rankzero.wording import printable
 
 Say = Callable[[str], None]
@@ -173,30 +174,41 @@ class Programs:
         self._say(f"$ {self.shown(command)}")
         reading, writing = os.pipe()
         said = _Said(reading, LineRedactor(self._redact), self._pass_on)
-        try:
-            process = subprocess.Popen(
-                list(command.words),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=writing,
-                env=self._env,
-                executable=shutil.which(program, path=self._env.get("PATH")),
-            )
-        except OSError as error:
-            what = f"{program} cannot be run: {error.strerror or error}"
-            raise ConfigError(what, where=program, hint=_HOW[program]) from error
-        finally:
-            os.close(writing)
+        process: subprocess.Popen[bytes] | None = None
         stops: list[BaseException] = []
         while True:
             try:
+                if process is None:
+                    with (
+                        signals_held(),
+                        os.fdopen(writing, "wb") as stderr,
+                    ):  # a stop that comes meanwhile is told to it
+                        process = self._started(command, stderr)
                 if not stops:
                     out = _printed(process, command.stdin.encode(), said)
                     return Answer(process.returncode, out.decode(errors="replace"), said.whole()), None
                 self._wait(process, program, said, stops)
                 return Answer(process.returncode, "", ""), stops[0]
             except (KeyboardInterrupt, StopNow) as stop:  # one by one: until the program has ended nobody may go on
+                if process is None:
+                    raise
                 stops.append(stop)
+
+    def _started(self, command: Command, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        """The program. Raises ConfigError."""
+        program, *_ = command.words
+        try:
+            return subprocess.Popen(
+                list(command.words),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=self._env,
+                executable=shutil.which(program, path=self._env.get("PATH")),
+            )
+        except OSError as error:
+            what = f"{program} cannot be run: {error.strerror or error}"
+            raise ConfigError(what, where=program, hint=_HOW[program]) from error
 
     def _wait(
         self, process: subprocess.Popen[bytes], program: str, said: _Said, stops: Sequence[BaseException]

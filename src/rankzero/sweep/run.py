@@ -22,12 +22,12 @@ from rankzero.errors import (
     StoppedError,
     StorageError,
 )
-from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.persist.run_store import OtherRunError
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.search_space import Choices, chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_run
+from rankzero.stop_signals import signals_to, stop_signals
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
 from rankzero.sweep.trainer import Known, Trainer, TrialStart

@@ -22,10 +22,10 @@ from rankzero.api.planning import serving_objects
 from rankzero.api.serving import plan_serving, prepare
 from rankzero.errors import ConfigError, ServiceError, StopNow, UsageError
 from rankzero.launch.labels import RUN
-from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.render.content import to_yaml
 from rankzero.launch.serving import Answer, Server, choose_engine, require_free, serving, smoke, wait_until_ready
 from rankzero.spec.cluster_load import profiles
+from rankzero.stop_signals import signals_to, stop_signals
 from tests.support import vllm_stand_in
 from tests.support.adapters import tiny_adapter
 from tests.support.manifests import CORE_VERSIONS, check_core

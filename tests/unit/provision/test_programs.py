@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankzero.errors import ServiceError, StopNow
 from rankzero.provision import programs as programs_module
 from rankzero.provision.programs import Command, Programs
+from rankzero.stop_signals import signals_to
 from tests.support.provider_programs import program
 
 TOKEN = "very-secret-token-of-nebius"
@@ -131,3 +135,24 @@ def test_relative_paths_are_those_of_who_calls(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     programs = Programs({"PATH": "bin", "KUBECONFIG": "config"}, [].append)
     assert programs.ask("kubectl", "config", "get-contexts") == f"{os.path.realpath('config')}\n"
+
+
+def test_a_stop_that_comes_as_a_program_starts_is_told_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went on by itself, beside whatever the next command did."""
+    program(tmp_path / "bin", "kind", "import signal\nsignal.pause()")
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def begins(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **options))
+        signal.raise_signal(signal.SIGTERM)
+        return started[0]
+
+    def stop(_number: int) -> None:
+        raise StopNow
+
+    monkeypatch.setattr("rankzero.provision.programs.subprocess.Popen", begins)
+    programs = Programs({"PATH": f"{tmp_path}/bin"}, [].append, [].append)
+    with signals_to(stop, [signal.SIGTERM]):
+        answer, stopped = programs.finish(Command(("kind", "create")))
+    assert isinstance(stopped, StopNow) and answer.code == started[0].poll() == -signal.SIGTERM

@@ -18,9 +18,9 @@ from rankzero.errors import Problem, RankzeroError, ServiceError
 from rankzero.launch.backend import Backend, Say
 from rankzero.launch.node.group import NOT_BEGUN
 from rankzero.launch.node.settings import MASTER_PORT, WARM_DIR
-from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.warm.pods import WarmPod
 from rankzero.launch.warm.sync import WORK, failed
+from rankzero.stop_signals import signals_to, stop_signals
 
 PEER_SECONDS = 10.0
 """How long the others may take to end by themselves when one has failed."""
