@@ -1,4 +1,4 @@
-"""The signals that ask this process to stop: who hears them, for a while."""
+"""The signals that ask this process to stop: who hears them, for a while. Knows nothing of what is stopped."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def run_names_told(target: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except RankzeroError as error:
-        close = run_meant(os.fspath(target)) if error.problems[0].where == "model.name" else None
+        is_of_name = any(one.where == "model.name" for one in error.problems)
+        close = run_meant(os.fspath(target)) if is_of_name else None
         if close is None:
             raise
         said = [replace(one, hint=f"did you mean {close}? Else: {one.hint}") for one in error.problems]

@@ -1,4 +1,5 @@
-"""Files that flags name: a command replaces what such a command has written there, and nothing else."""
+"""Files that flags name: a command replaces what such a command has written there, and nothing else. Writes
+nothing itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An allocation that failed, on a device or on the host: known, survived, and gone round by computing less at once."""
+"""An allocation that failed, on a device or on the host: known, survived, and gone round by computing less at once.
+Knows nothing of what is computed."""
 
 from __future__ import annotations
 

@@ -173,16 +173,14 @@ class Programs:
         program, *_ = command.words
         self._say(f"$ {self.shown(command)}")
         reading, writing = os.pipe()
+        stderr = os.fdopen(writing, "wb")
         said = _Said(reading, LineRedactor(self._redact), self._pass_on)
         process: subprocess.Popen[bytes] | None = None
         stops: list[BaseException] = []
         while True:
             try:
                 if process is None:
-                    with (
-                        signals_held(),
-                        os.fdopen(writing, "wb") as stderr,
-                    ):  # a stop that comes meanwhile is told to it
+                    with signals_held(), stderr:  # a stop that comes meanwhile is told to it
                         process = self._started(command, stderr)
                 if not stops:
                     out = _printed(process, command.stdin.encode(), said)
@@ -191,6 +189,7 @@ class Programs:
                 return Answer(process.returncode, "", ""), stops[0]
             except (KeyboardInterrupt, StopNow) as stop:  # one by one: until the program has ended nobody may go on
                 if process is None:
+                    stderr.close()  # whose reader waits for that
                     raise
                 stops.append(stop)
 

@@ -1,4 +1,5 @@
-"""Which run, or model here, a word or a path means; and what to say where it means none."""
+"""Which run, or model here, a word or a path means; and what to say where it means none. Knows nothing of what a run
+has made."""
 
 from __future__ import annotations
 
