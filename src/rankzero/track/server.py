@@ -72,8 +72,7 @@ class Server(Protocol):
     link: str
     """Where a person looks at it."""
     place: str
-    """Which server it is and what of it, without secrets: at another place nothing of the run is known. Empty where the
-    server is asked what it has at each begin."""
+    """Which server it is and what of it, without secrets: at another place nothing of the run is known."""
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         """Make the run there, or find it again: by the name `there` that an earlier call has returned, or, where that

@@ -9,6 +9,7 @@ them. Offline nobody can be asked, and each start writes all there is into a fol
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import json
 import math
@@ -16,6 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.redaction import Redactor
@@ -23,11 +25,13 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
 from rankzero.track.protocol import plotted_as
-from rankzero.track.server import Kind, Row, RunFacts, numbers, shown, without_login
+from rankzero.track.server import Kind, Row, RunFacts, numbers, place_of, shown, without_login
 from rankzero.track.spool import Spool
 
 PROJECT = "rankzero"
 API_KEY, MODE, PROJECT_VARIABLE = "WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"
+BASE_URL, ENTITY = "WANDB_BASE_URL", "WANDB_ENTITY"
+OFFLINE = ("offline", "dryrun")
 CONNECT_SECONDS = 30
 _EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 75, "interrupted": 130, "failed": 1}
 _SUMMARY = ("steps", "final_step", "train_loss_last", *MEASURES, "total_tokens", "elapsed_seconds")
@@ -75,7 +79,8 @@ class WandbRun:
     def __init__(self, run_dir: RunDir) -> None:
         self._directory = run_dir
         self._facts: RunFacts | None = None
-        self._key, self.link, self.place = "", "", ""
+        self._key, self.link = "", ""
+        self._is_offline, self.place = _where({**_kept_settings(os.environ), **os.environ})
         self._run: Any = None
         self._next = 0
         """The first step that W&B lacks."""
@@ -109,7 +114,7 @@ class WandbRun:
                 name=self._facts.name,
                 config=dict(self._facts.settings),
                 dir=str(self._directory.tracking),
-                resume=None if os.environ.get(MODE) == "offline" else "allow",
+                resume=None if self._is_offline else "allow",
                 settings=own,
             )
             self._next, self._last = 0 if self._run.offline else int(self._run.step), None
@@ -117,9 +122,11 @@ class WandbRun:
             self.link = without_login(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
         return self._run
 
-    def known(self, _kind: Kind, _rows: Sequence[Row]) -> set[tuple[int, str]]:
-        """As in `Server`: `send` goes by the step that W&B has."""
-        return set()
+    def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
+        """As in `Server`: metrics before the last step that W&B has, which may lack its evaluation."""
+        if kind != "metrics":
+            return set()
+        return {(row["step"], name) for row in rows for name in numbers(row) if row["step"] < self._next - 1}
 
     def send(self, kind: Kind, rows: Sequence[Row]) -> None:
         """As in `Server`, but that W&B's library has accepted them, not its server."""
@@ -199,6 +206,28 @@ class WandbRun:
             run.mark_preempting()
         run.finish(exit_code=_EXIT_CODES[ended])
         self._run = None
+
+
+def _kept_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """What W&B's own commands have kept (`wandb offline`, `wandb login --host`), by the variables that overrule it: a
+    file of the user's, and before it one of the working directory's."""
+    user = Path(env.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    directory = Path(".wandb" if Path(".wandb").exists() else "wandb")
+    kept = configparser.ConfigParser(interpolation=None)
+    try:
+        kept.read([user / "settings", directory / "settings"], encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):  # W&B takes it for empty, and says so
+        return {}
+    found = kept.items("default") if kept.has_section("default") else []
+    return {f"WANDB_{name.upper()}": value for name, value in found}
+
+
+def _where(settings: Mapping[str, str]) -> tuple[bool, str]:
+    """Whether rows go into a folder, and the place: a folder has nothing of what an earlier process has written."""
+    if settings.get(MODE) in OFFLINE:
+        return True, place_of(PROJECT, f"folder {uuid4().hex}")
+    project = "/".join(filter(None, (settings.get(ENTITY), settings.get(PROJECT_VARIABLE) or PROJECT)))
+    return False, place_of(project, settings.get(BASE_URL, "").rstrip("/") or "W&B")
 
 
 def _all_of(spool: Spool) -> list[Row]:

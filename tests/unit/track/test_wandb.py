@@ -4,6 +4,7 @@ again. A stand-in for the library keeps what it is given in memory until it is f
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -34,6 +35,8 @@ class Library(ModuleType):
         self.rows: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
+        self.logged: list[int] = []
+        """The steps of all that its runs were given, also of what they drop."""
 
     def init(self, config: dict[str, Any], **_named: Any) -> Run:
         self.config = config
@@ -60,6 +63,7 @@ class Run:
         self.summary: dict[str, Any] = {}
 
     def log(self, values: dict[str, Any], step: int) -> None:
+        self._library.logged.append(step)
         if step >= max(self._given, default=self.step):  # an earlier step takes nothing
             self._given.setdefault(step, {}).update(values)
 
@@ -68,13 +72,26 @@ class Run:
         self._library.summary |= self.summary | {"exit_code": exit_code}
 
 
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.chdir(tmp_path)
+
+
+def there(directory: Path, monkeypatch: pytest.MonkeyPatch, *, offline: bool = False) -> Library:
+    """Installed, with a server that has nothing yet, or folders."""
+    made = Library(directory, offline=offline)
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    monkeypatch.setenv("WANDB_MODE", "offline" if offline else "online")
+    return made
+
+
 @pytest.fixture(params=[False, True], ids=["online", "offline"])
 def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
-    made = Library(tmp_path, offline=request.param)
-    monkeypatch.setitem(sys.modules, "wandb", made)
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setenv("WANDB_MODE", "offline" if request.param else "online")
-    return made
+    return there(tmp_path, monkeypatch, offline=request.param)
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -168,3 +185,74 @@ def test_a_run_whose_answers_are_refused_is_closed_all_the_same(
     assert library.summary == {"saved_step": 5, "exit_code": 1}
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
     assert [row["text"] for rows in library.rows.values() for row in rows.get("samples", [])] == ["4"]
+
+
+def a_finished_run(directory: Path) -> RunDir:
+    """Of more steps than one request has rows, with answers."""
+    run_dir = RunDir(directory)
+    run_dir.root.mkdir()
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, STEPS + 1)])
+    lines(run_dir.samples, [{"step": 50, "prompt": "Who?", "text": "50"}])
+    note_start(run_dir, 1000.0, "finished")
+    return run_dir
+
+
+def is_whole(library: Library) -> bool:
+    """Whether it has all of that run."""
+    losses = {step: row["train/loss"] for step, row in library.rows.items() if "train/loss" in row}
+    answers = [row["text"] for rows in library.rows.values() for row in rows.get("samples", [])]
+    return losses == {step: 1.0 / step for step in range(1, STEPS + 1)} and answers == ["50"]
+
+
+@pytest.mark.parametrize("variable", ["WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL"])
+def test_another_project_or_server_gets_the_whole_run(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = a_finished_run(tmp_path / "r")
+    here, elsewhere = there(tmp_path, monkeypatch), Library(tmp_path, offline=False)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    monkeypatch.setenv(variable, "https://other.test")
+    monkeypatch.setitem(sys.modules, "wandb", elsewhere)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert is_whole(here) and is_whole(elsewhere) and elsewhere.summary["exit_code"] == 0
+
+
+@pytest.mark.parametrize("by", ["a variable", "wandb offline"])
+def test_what_lies_in_a_folder_is_sent_whole_to_a_server_and_to_the_next_folder(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = a_finished_run(tmp_path / "r")
+    folders, server = there(tmp_path, monkeypatch, offline=True), Library(tmp_path, offline=False)
+    kept = tmp_path / "home/.config/wandb/settings"
+    if by == "wandb offline":
+        monkeypatch.delenv("WANDB_MODE")
+        kept.parent.mkdir(parents=True)
+        kept.write_text("[default]\nmode = offline\n")
+    for _ in range(2):
+        Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+        assert is_whole(folders) and folders.summary["exit_code"] == 0
+    kept.unlink(missing_ok=True)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setitem(sys.modules, "wandb", server)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert is_whole(server) and server.summary["exit_code"] == 0
+    before = list(server.logged)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert server.logged == before, "it has all of it"
+
+
+def test_a_note_of_a_version_that_knew_no_places_of_wandb_sends_no_step_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been sent into a folder: W&B is asked, and the rest goes there."""
+    run_dir, server = a_finished_run(tmp_path / "r"), there(tmp_path, monkeypatch)
+    note = run_dir.tracking / "wandb.json"
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"place": ""}))
+    server.logged.clear()
+    for step in [step for step in server.rows if step > STEPS - 2]:
+        del server.rows[step]
+    lines(run_dir.samples, [{"step": 50, "prompt": "Who?", "text": "50"}])
+    server.rows[STEPS - 2].pop("samples", None)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert is_whole(server) and set(server.logged) == {STEPS - 1, STEPS}
