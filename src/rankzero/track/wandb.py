@@ -31,8 +31,15 @@ from rankzero.track.spool import Spool
 PROJECT = "rankzero"
 API_KEY, MODE, PROJECT_VARIABLE = "WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"
 BASE_URL, ENTITY = "WANDB_BASE_URL", "WANDB_ENTITY"
+TOKEN_FILE = "WANDB_IDENTITY_TOKEN_FILE"
 OFFLINE = ("offline", "dryrun")
+_HOSTS = ("wandb", "forge.coreweave.com")
+"""Parts of the names of W&B's own servers."""
 CONNECT_SECONDS = 30
+_DISABLED = Problem(
+    f"wandb is disabled, by {MODE} or by `wandb disabled`, so that nothing would be kept",
+    hint=f"set {MODE}=online, or tracking.wandb: false",
+)
 _EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 75, "interrupted": 130, "failed": 1}
 _SUMMARY = ("steps", "final_step", "train_loss_last", *MEASURES, "total_tokens", "elapsed_seconds")
 """Of report.json."""
@@ -43,15 +50,19 @@ def problems(env: Mapping[str, str]) -> list[Problem]:
     found = []
     if importlib.util.find_spec("wandb") is None:
         found.append(Problem("wandb is not installed", hint="pip install 'rankzero[wandb]'"))
-    has_key = env.get(MODE) != "disabled" and logged_in(env)
-    return found if has_key else [*found, *unset(env)]
+    settings = {**_kept_settings(env), **env}
+    if logged_in(settings):
+        settings[API_KEY] = settings.get(API_KEY) or "in a file"
+    return [*found, *unset(settings)]
 
 
 def unset(env: Mapping[str, str]) -> list[Problem]:
     """The variables that are missing where nobody has logged in, or that keep it from working."""
     if env.get(MODE) == "disabled":
-        return [Problem(f"{MODE} is disabled, so that nothing would be kept", hint="set tracking.wandb: false")]
-    if env.get(API_KEY) or env.get(MODE) == "offline":
+        return [_DISABLED]
+    if env.get(MODE) == "shared":
+        return [Problem(f"{MODE} is shared, in which W&B counts no steps", hint=f"set {MODE}=online")]
+    if env.get(API_KEY) or env.get(TOKEN_FILE) or env.get(MODE) in OFFLINE:
         return []
     hint = f"https://wandb.ai/authorize shows it; `wandb login` keeps it, and {MODE}=offline needs none"
     return [Problem(f"{API_KEY} is not set", hint=hint)]
@@ -59,11 +70,13 @@ def unset(env: Mapping[str, str]) -> list[Problem]:
 
 def logged_in(env: Mapping[str, str]) -> bool:
     """Whether `wandb login` has left a key."""
-    file = Path(env.get("NETRC") or os.path.expanduser("~/.netrc"))
+    names = [env["NETRC"]] if env.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    files = [Path(os.path.expanduser(name)) for name in names]
     try:
-        return "wandb" in file.read_text(encoding="utf-8", errors="replace") or bool(env.get("WANDB_BASE_URL"))
+        text = next((file for file in files if file.exists()), files[0]).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
+    return any(host in text for host in _HOSTS) or bool(env.get(BASE_URL))
 
 
 def connect(run_dir: RunDir) -> WandbRun:
@@ -117,6 +130,8 @@ class WandbRun:
                 resume=None if self._is_offline else "allow",
                 settings=own,
             )
+            if self._run.disabled:
+                raise ConfigError([_DISABLED])
             self._next, self._last = 0 if self._run.offline else int(self._run.step), None
             folder = Path(self._run.dir).parent
             self.link = without_login(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
@@ -211,7 +226,7 @@ class WandbRun:
 def _kept_settings(env: Mapping[str, str]) -> dict[str, str]:
     """What W&B's own commands have kept (`wandb offline`, `wandb login --host`), by the variables that overrule it: a
     file of the user's, and before it one of the working directory's."""
-    user = Path(env.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    user = Path(os.path.expanduser(env.get("WANDB_CONFIG_DIR") or "~/.config/wandb"))
     directory = Path(".wandb" if Path(".wandb").exists() else "wandb")
     kept = configparser.ConfigParser(interpolation=None)
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.errors import ConfigError
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track import wandb
@@ -54,6 +55,7 @@ class Run:
     """One that a process has open; `finish` sends."""
 
     url = "https://wandb.test/r"
+    disabled = False
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -223,15 +225,12 @@ def test_what_lies_in_a_folder_is_sent_whole_to_a_server_and_to_the_next_folder(
 ) -> None:
     run_dir = a_finished_run(tmp_path / "r")
     folders, server = there(tmp_path, monkeypatch, offline=True), Library(tmp_path, offline=False)
-    kept = tmp_path / "home/.config/wandb/settings"
     if by == "wandb offline":
         monkeypatch.delenv("WANDB_MODE")
-        kept.parent.mkdir(parents=True)
-        kept.write_text("[default]\nmode = offline\n")
+        kept_by_wandb(tmp_path / "home", "mode = offline")
     for _ in range(2):
         Delivery("wandb", wandb.connect, run_dir, SPEC).round()
         assert is_whole(folders) and folders.summary["exit_code"] == 0
-    kept.unlink(missing_ok=True)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setitem(sys.modules, "wandb", server)
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
@@ -256,3 +255,61 @@ def test_a_note_of_a_version_that_knew_no_places_of_wandb_sends_no_step_twice(
     server.rows[STEPS - 2].pop("samples", None)
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
     assert is_whole(server) and set(server.logged) == {STEPS - 1, STEPS}
+
+
+def kept_by_wandb(home: Path, setting: str) -> None:
+    """As by its own commands: `wandb disabled`, `wandb offline`."""
+    path = home / ".config/wandb/settings"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"[default]\n{setting}\n")
+
+
+def test_wandb_that_is_switched_off_is_said_to_be_and_has_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there(tmp_path, monkeypatch)
+    run_dir, home = a_finished_run(tmp_path / "r"), tmp_path / "home"
+    kept_by_wandb(home, "mode = disabled")
+    for mode in ("online", "offline"):
+        assert wandb.problems({**os.environ, "WANDB_MODE": mode}) == [], "a variable goes before"
+    monkeypatch.delenv("WANDB_MODE")
+    [problem] = wandb.problems(os.environ)
+    assert "wandb is disabled" in problem.what
+    (home / ".config/wandb/settings").unlink()
+    monkeypatch.setattr(Run, "disabled", True)  # whatever has switched it off
+    one = Delivery("wandb", wandb.connect, run_dir, SPEC)
+    with pytest.raises(ConfigError, match="wandb is disabled"):
+        one.round()
+    assert one.sent.last == {} and "wandb is disabled" in str(one.sent.error)
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({}, "WANDB_API_KEY is not set"),
+        ({"WANDB_MODE": "dryrun"}, None),
+        ({"WANDB_MODE": "shared", "WANDB_API_KEY": "k"}, "WANDB_MODE is shared"),
+        ({"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, "wandb is disabled"),
+        ({"WANDB_IDENTITY_TOKEN_FILE": "/token"}, None),
+        ({"_netrc": "machine api.wandb.ai login user password k"}, None),
+        ({".netrc": "machine api.forge.coreweave.com login user password k"}, None),
+        ({".netrc": "machine example.com login user password k"}, "WANDB_API_KEY is not set"),
+        ({"mode": "offline"}, None),
+        ({"mode": "disabled", "WANDB_API_KEY": "k"}, "wandb is disabled"),
+    ],
+)
+def test_what_is_missing_is_what_wandb_would_miss(
+    variables: dict[str, str], missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables, files of its logins, and what its own commands have kept."""
+    there(tmp_path, monkeypatch)
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("_netrc", ".netrc"):
+        if name in variables:
+            (home / name).write_text(variables[name])
+    if "mode" in variables:
+        kept_by_wandb(home, f"mode = {variables['mode']}")
+    found = wandb.problems({name: value for name, value in variables.items() if name.isupper()})
+    assert [missing in problem.what for problem in found if missing] == ([True] if missing else [])
+    assert bool(found) is bool(missing)
