@@ -92,6 +92,8 @@ class MlflowRun:
         self._uri, self._run, self._experiment = uri, "", ""
         self.place = place_of(_experiment_name(), uri)
         self._directory: RunDir | None = None
+        self._steps: dict[str, set[int]] = {}
+        """By name, those that were there when it was first asked for since the run was begun."""
         self.link = ""
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
@@ -99,7 +101,7 @@ class MlflowRun:
         stays when it is as it was again."""
         found = self._known(there) if there else self._find(run, key)
         self._run, self._experiment = found.info.run_id, found.info.experiment_id
-        self._directory = run.directory
+        self._directory, self._steps = run.directory, {}
         where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
         self.link = without_login(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
         self._settings({name: str(value) for name, value in run.settings.items()}, found.data.params, found.data.tags)
@@ -140,13 +142,16 @@ class MlflowRun:
             self._client.log_batch(self._run, tags=changed)
 
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
-        """As in `Server`: histories of the names in question."""
+        """As in `Server`: by the whole history of each name, which is asked for once."""
         if kind in {"saves", "samples"}:
             return set()  # a tag and files, which are written over
         asked = {(row["step"], name) for row in rows for name in numbers(row)}
-        histories = {name: self._client.get_metric_history(self._run, _name(kind, name)) for _, name in asked}
-        there = {(point.step, name) for name, points in histories.items() for point in points}
-        return asked & there
+        return {(step, name) for step, name in asked if step in self._steps_of(_name(kind, name))}
+
+    def _steps_of(self, name: str) -> set[int]:
+        if name not in self._steps:
+            self._steps[name] = {point.step for point in self._client.get_metric_history(self._run, name)}
+        return self._steps[name]
 
     def send(self, kind: Kind, rows: Sequence[Row]) -> None:
         """As in `Server`."""

@@ -37,6 +37,10 @@ class Client:
         self.params: dict[str, str] = {}
         self.files: list[str] = []
         self.status = "RUNNING"
+        self.points: dict[str, list[int]] = {}
+        """The steps of each metric."""
+        self.asked: list[str] = []
+        """The metrics whose history was asked for."""
         self.failure: Exception | None = None
         """Of looking for a run."""
 
@@ -54,6 +58,10 @@ class Client:
     def log_batch(self, _run: str, params: Iterable[Pair] = (), tags: Iterable[Pair] = ()) -> None:
         self.params |= params
         self.tags |= tags
+
+    def get_metric_history(self, _run: str, name: str) -> list[Any]:
+        self.asked.append(name)
+        return [SimpleNamespace(step=step) for step in self.points.get(name, [])]
 
     def set_tag(self, _run: str, name: str, value: str) -> None:
         self.tags[name] = value[:LONGEST_TAG]
@@ -188,3 +196,18 @@ def test_a_database_that_another_has_made_meanwhile_stays(
     monkeypatch.setattr(Client, "search_experiments", lambda *_, **__: place.write_text("another's"))
     MlflowRun(f"sqlite:///{place}")
     assert place.read_text() == "another's" and [path.name for path in tmp_path.glob("*runs.db*")] == ["runs.db"]
+
+
+def test_what_is_there_of_a_name_is_asked_for_once(run: MlflowRun, tmp_path: Path) -> None:
+    """A run that was brought back asks so of all its steps, batch by batch; begun again, it asks anew."""
+    client: Client = run._client
+    client.points = {"train/loss": [1, 2, 3, 7], "train/lr": [2], "system/loss": [9]}
+    rows: list[Row] = [{"step": step, "time": 0.0, "loss": 1.0, "lr": 0.5} for step in range(1, 11)]
+    for batch in rows[:5], rows[5:]:
+        there = {(step, name) for name in ("loss", "lr") for step in client.points[f"train/{name}"]}
+        assert run.known("metrics", batch) == {one for one in there if batch[0]["step"] <= one[0] <= batch[-1]["step"]}
+    assert sorted(client.asked) == ["train/loss", "train/lr"]
+    assert run.known("system", rows) == {(9, "loss")}
+    run.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
+    client.points["train/loss"].append(8)
+    assert (8, "loss") in run.known("metrics", rows)
