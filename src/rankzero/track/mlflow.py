@@ -8,6 +8,7 @@ environment.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -33,8 +34,8 @@ RESULT_TAG = "rankzero.result"
 NO_RUN = "RESOURCE_DOES_NOT_EXIST"
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
-LONGEST_PARAM, LONGEST_TAG = 500, 5000
-"""Characters. MLflow cuts off what is longer, and says nothing."""
+LONGEST_VALUE = 5000
+"""Characters of a param or a tag. MLflow cuts off what is longer, and says nothing."""
 _STATUS: dict[Ending | None, str] = {
     None: "RUNNING",
     "finished": "FINISHED",
@@ -132,7 +133,7 @@ class MlflowRun:
     def _settings(self, settings: Mapping[str, str], there: Mapping[str, str], tags: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
-        cut = {name: value[:LONGEST_PARAM] for name, value in settings.items()}
+        cut = {name: _cut(value) for name, value in settings.items()}
         new = [Param(name, value) for name, value in cut.items() if name not in there]
         shown = {name: tags.get(f"now.{name}", there.get(name)) for name in cut}
         changed = [RunTag(f"now.{name}", value) for name, value in cut.items() if shown[name] not in (None, value)]
@@ -181,7 +182,7 @@ class MlflowRun:
             self._client.log_text(self._run, text, name)
         there = _tables_listed(self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]"))
         there += [entry for name in names if (entry := {"path": name, "type": "table"}) not in there]
-        while len(text := json.dumps(there)) > LONGEST_TAG:  # the oldest ones are not listed, and stay as files
+        while len(text := json.dumps(there)) > LONGEST_VALUE:  # the oldest ones are not listed, and stay as files
             del there[0]
         self._client.set_tag(self._run, TABLES_TAG, text)
 
@@ -255,6 +256,14 @@ def _tables_listed(tag: str) -> list[Any]:
     except ValueError:
         return []
     return found if isinstance(found, list) else []
+
+
+def _cut(value: str) -> str:
+    """A setting as MLflow keeps it whole: one that is cut ends in the hash of all of it, so that each change shows."""
+    if len(value) <= LONGEST_VALUE:
+        return value
+    mark = f"… sha256:{hashlib.sha256(value.encode()).hexdigest()}"
+    return value[: LONGEST_VALUE - len(mark)] + mark
 
 
 def _name(kind: Kind, name: str) -> str:

@@ -211,3 +211,19 @@ def test_what_is_there_of_a_name_is_asked_for_once(run: MlflowRun, tmp_path: Pat
     run.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
     client.points["train/loss"].append(8)
     assert (8, "loss") in run.known("metrics", rows)
+
+
+def test_a_long_setting_is_there_whole_or_says_that_it_is_cut(run: MlflowRun, tmp_path: Path) -> None:
+    """A change of its end is one."""
+    client: Client = run._client
+    long, longer = ", ".join(f"/data/{n}.jsonl" for n in range(100)), "x" * 20_000
+    facts = {"data.train": long, "eval.prompts": longer}
+    run.begin(RunFacts("r", RunDir(tmp_path), facts), "key", "run")
+    assert client.params["data.train"] == long
+    shown = client.params["eval.prompts"]
+    assert len(shown) <= LONGEST_TAG and shown.startswith("x" * 4000) and "… sha256:" in shown
+    run.begin(RunFacts("r", RunDir(tmp_path), facts), "key", "run")
+    assert not client.tags
+    run.begin(RunFacts("r", RunDir(tmp_path), {"data.train": f"{long}.gz", "eval.prompts": f"{longer}y"}), "key", "run")
+    assert client.tags["now.data.train"] == f"{long}.gz"
+    assert len(client.tags["now.eval.prompts"]) <= LONGEST_TAG and client.tags["now.eval.prompts"] != shown
