@@ -100,6 +100,8 @@ class WandbRun:
         self._last: int | None = None
         """The last step that was logged here, which takes more values."""
         self._has_table = False
+        self._spool = Spool(run_dir.metrics)
+        """What W&B lacks is read from it as long as a run is open: each row once, however often it is looked for."""
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
         """As in `Server`; the key is the run's id there."""
@@ -133,6 +135,7 @@ class WandbRun:
             if self._run.disabled:
                 raise ConfigError([_DISABLED])
             self._next, self._last = 0 if self._run.offline else int(self._run.step), None
+            self._spool = Spool(self._directory.metrics)
             folder = Path(self._run.dir).parent
             self.link = without_login(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
         return self._run
@@ -160,8 +163,7 @@ class WandbRun:
         self._log(run, rows)
 
     def _log_lost(self, run: Any, before: float = math.inf) -> None:
-        spool = Spool(self._directory.metrics)
-        while lost := [row for row in spool.after(self._next - 1) if row["step"] < before]:
+        while lost := [row for row in self._spool.after(self._next - 1) if row["step"] < before]:
             self._log(run, lost)
 
     def _log(self, run: Any, rows: Sequence[Row]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from rankzero.errors import ConfigError
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from rankzero.track import wandb
+from rankzero.track import spool, wandb
 from rankzero.track.send import Delivery, RefusedError
 from rankzero.track.spool import BATCH_ROWS
 from tests.support.trackers import note_start
@@ -313,3 +313,18 @@ def test_what_is_missing_is_what_wandb_would_miss(
     found = wandb.problems({name: value for name, value in variables.items() if name.isupper()})
     assert [missing in problem.what for problem in found if missing] == ([True] if missing else [])
     assert bool(found) is bool(missing)
+
+
+def test_how_much_is_read_for_a_step_does_not_grow_with_the_run(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, read = RunDir(tmp_path / "r"), []
+    run_dir.root.mkdir()
+    parse = spool._row
+    monkeypatch.setattr(spool, "_row", lambda line: read.append(line) or parse(line))
+    sender = Delivery("wandb", wandb.connect, run_dir, SPEC)
+    for last in range(10, 401, 10):
+        lines(run_dir.metrics, [{"step": step, "loss": 1.0} for step in range(1, last + 1)])
+        sender.round()
+    assert sorted(set(library.logged)) == list(range(1, 401))
+    assert len(read) < 10 * 400
