@@ -176,44 +176,43 @@ class WandbRun:
                 self._next, self._last = row["step"] + 1, row["step"]
 
     def _table(self, run: Any, rows: Sequence[Row]) -> None:
-        """Answers as a table, with the last step that was logged here: an earlier one takes nothing more. The first
-        table of a process has all answers of the run so far."""
-        import wandb
-
+        """Answers as a table, with the last step that was logged here. Where none was, it waits: an earlier step takes
+        nothing more, and a later one would take no numbers then. The first table of a process has all answers of the
+        run so far."""
+        step = 0 if self._next == 0 else self._last
+        if step is None:
+            return
         if not self._has_table:
             rows = [*(row for row in self._all_answers() if row["step"] < rows[0]["step"]), *rows]
-        samples = [sample for row in rows for sample in row["samples"]]
-        columns = list(dict.fromkeys(column for sample in samples for column in sample))
-        data = [[sample.get(column) for column in columns] for sample in samples]
-        table = wandb.Table(columns=columns, data=data)
-        run.log({"samples": table}, step=self._next if self._last is None else self._last)
+        run.log({"samples": _as_table(rows)}, step=step)
         self._has_table = True
 
     def _all_answers(self) -> list[Row]:
         return list(shown(_all_of(Spool(self._directory.samples, joined="samples")), Redactor(os.environ)))
 
-    def _give_again(self, run: Any) -> None:
+    def _give_again(self, run: Any, *, closes: bool) -> None:
         """All of the run that W&B lacks, or may lack, and this process was not given: who is called for the end has
-        nothing new to send where an earlier process had handed over everything before it died."""
+        nothing new to send where an earlier process had handed over everything before it died. The table that has found
+        no step until the run is closed is in the summary, which needs none."""
         self._log_lost(run)
-        answers = [] if self._has_table else self._all_answers()
-        if answers:
+        if not self._has_table and (answers := self._all_answers()):
             self._table(run, answers)
+            if closes and not self._has_table:
+                run.summary.update({"samples": _as_table(answers)})
         if saves := _all_of(Spool(self._directory.saves)):
             run.summary["saved_step"] = saves[-1]["step"]
 
     def end(self, ended: Ending | None) -> None:
         """As in `Server`. Returns when W&B has everything; for a run that goes on later it is closed there too. What
         cannot be given again is raised when the run is closed."""
-        run, failure = self._open(), None
+        run = self._open()
+        if ended is None:
+            self._give_again(run, closes=False)
+            return
         try:
-            self._give_again(run)
-        except Exception as error:  # the library has exceptions of its own
-            failure = error
-        if ended is not None:
+            self._give_again(run, closes=True)
+        finally:
             self._close(run, ended)
-        if failure is not None:
-            raise failure
 
     def _close(self, run: Any, ended: Ending) -> None:
         if ended == "finished" and self._directory.report.is_file():
@@ -245,6 +244,14 @@ def _where(settings: Mapping[str, str]) -> tuple[bool, str]:
         return True, place_of(PROJECT, f"folder {uuid4().hex}")
     project = "/".join(filter(None, (settings.get(ENTITY), settings.get(PROJECT_VARIABLE) or PROJECT)))
     return False, place_of(project, settings.get(BASE_URL, "").rstrip("/") or "W&B")
+
+
+def _as_table(rows: Sequence[Row]) -> Any:
+    import wandb
+
+    samples = [sample for row in rows for sample in row["samples"]]
+    columns = list(dict.fromkeys(column for sample in samples for column in sample))
+    return wandb.Table(columns=columns, data=[[sample.get(column) for column in columns] for sample in samples])
 
 
 def _all_of(spool: Spool) -> list[Row]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
+from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track import spool, wandb
@@ -69,6 +70,9 @@ class Run:
         if step >= max(self._given, default=self.step):  # an earlier step takes nothing
             self._given.setdefault(step, {}).update(values)
 
+    def mark_preempting(self) -> None:
+        self.summary["is_preempting"] = True
+
     def finish(self, exit_code: int) -> None:
         self._library.rows |= self._given
         self._library.summary |= self.summary | {"exit_code": exit_code}
@@ -94,6 +98,12 @@ def there(directory: Path, monkeypatch: pytest.MonkeyPatch, *, offline: bool = F
 @pytest.fixture(params=[False, True], ids=["online", "offline"])
 def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return there(tmp_path, monkeypatch, offline=request.param)
+
+
+def answers_in(library: Library) -> list[str]:
+    """Of its tables; a run that had no step left for one has it in its summary."""
+    tables = [*library.rows.values(), library.summary]
+    return [row["text"] for values in tables for row in values.get("samples", [])]
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -186,7 +196,7 @@ def test_a_run_whose_answers_are_refused_is_closed_all_the_same(
     assert sorted(library.rows) == [1, 2, 3, 4, 5]
     assert library.summary == {"saved_step": 5, "exit_code": 1}
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
-    assert [row["text"] for rows in library.rows.values() for row in rows.get("samples", [])] == ["4"]
+    assert answers_in(library) == ["4"]
 
 
 def a_finished_run(directory: Path) -> RunDir:
@@ -328,3 +338,35 @@ def test_how_much_is_read_for_a_step_does_not_grow_with_the_run(
         sender.round()
     assert sorted(set(library.logged)) == list(range(1, 401))
     assert len(read) < 10 * 400
+
+
+@pytest.mark.parametrize("ended", [None, "stopped"])
+def test_a_start_that_ends_before_its_first_step_takes_no_step_from_the_next(
+    ended: Ending | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives the answers so far again, for which there is no step, and the library sends what it has."""
+    run_dir, server = RunDir(tmp_path / "r"), there(tmp_path, monkeypatch)
+    run_dir.root.mkdir()
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, 6)])
+    lines(run_dir.samples, [{"step": step, "prompt": "Who?", "text": str(step)} for step in (0, 4)])
+    note_start(run_dir, 1000.0, "stopped")
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    begun: list[Run] = []
+    init = server.init
+    monkeypatch.setattr(server, "init", lambda **named: begun.append(init(**named)) or begun[-1])
+    note_start(run_dir, 2000.0, None)
+    first = Delivery("wandb", wandb.connect, run_dir, SPEC)
+    first.round()
+    if ended is None:
+        begun[0].finish(exit_code=1)
+    else:
+        note_start(run_dir, 2000.0, ended)
+        first.round()
+    note_start(run_dir, 3000.0, None)
+    second = Delivery("wandb", wandb.connect, run_dir, SPEC)
+    second.round()
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, 9)])
+    note_start(run_dir, 3000.0, "finished")
+    second.round()
+    assert {step: row["train/loss"] for step, row in server.rows.items()} == {step: 1 / step for step in range(1, 9)}
+    assert server.rows[8]["samples"] == server.rows[5]["samples"] and len(server.rows[8]["samples"]) == 2
