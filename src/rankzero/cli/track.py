@@ -49,7 +49,7 @@ def sync(
         for name, module in able.items():
             delivery = Delivery(name, module.connect, run_dir, spec)
             try:
-                delivery.round()
+                delivery.round(is_last=True)
             except Exception:  # noted by the delivery; a tracker's client has exceptions of its own
                 failed.append(Problem(str(delivery.sent.error), name, "give the same command again later"))
             else:

@@ -97,6 +97,9 @@ class LangfuseTrace:
         """As in `Server`."""
         self._put_root(ended)
 
+    def close(self) -> None:
+        """As in `Server`: what was sent is there."""
+
     def _step(self, row: Row) -> dict[str, Any]:
         """An observation of a step: what was measured is its output."""
         name = "evaluation" if any(measure in row for measure in MEASURES) else "step"

@@ -202,6 +202,9 @@ class MlflowRun:
             if (run.final / "adapter_config.json").is_file():
                 self._adapter(run.final)
 
+    def close(self) -> None:
+        """As in `Server`: what was sent is there."""
+
     def _adapter(self, final: Path) -> None:
         """The adapter in final/ as a logged model of this run; one that an earlier attempt began is gone on with. A run
         that ends again with another result has a model more."""

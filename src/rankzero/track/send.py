@@ -105,6 +105,16 @@ def asked(what: str) -> Iterator[None]:
         raise RefusedError([what], error) from error
 
 
+def _at_the_end(tell: Callable[[], None]) -> list[RefusedError]:
+    """What a server refuses then. Raises what the client raises of a server that is away."""
+    try:
+        with asked("the end"):
+            tell()
+    except RefusedError as error:
+        return [error]
+    return []
+
+
 class Delivery:
     """One run's numbers on their way to one server."""
 
@@ -118,11 +128,12 @@ class Delivery:
         self._redact = Redactor(os.environ)
         self._has_read = False
 
-    def round(self) -> None:
-        """Send all that there is. Raises RefusedError where a server has not taken all of it, or what its client or the
-        disk raises, after noting it; OvertakenError where there is no more to be done."""
+    def round(self, *, is_last: bool = False) -> None:
+        """Send all that there is. `is_last`: nobody sends more until the run goes on. Raises RefusedError where a
+        server has not taken all of it, or what its client or the disk raises, after noting it; OvertakenError where
+        there is no more to be done."""
         try:
-            self._round()
+            self._round(is_last)
         except OvertakenError:
             raise
         except Exception as error:
@@ -134,7 +145,7 @@ class Delivery:
                     self._note()
             raise
 
-    def _round(self) -> None:
+    def _round(self, is_last: bool) -> None:
         is_first = self._server is None
         if self._server is None:
             read = Sent.read(self._path)
@@ -150,8 +161,10 @@ class Delivery:
         is_new = end != told or (is_first and end[0] is None)
         if is_new:
             refused += self._end(self._server, *end)
+        if is_last:
+            refused += _at_the_end(self._server.close)
         if refused:
-            raise RefusedError([what for one in refused for what in one.what], refused[0].error)
+            raise RefusedError(list(dict.fromkeys(what for one in refused for what in one.what)), refused[0].error)
         if is_new or self.sent.error is not None:
             self.sent.error = None
             self._note()
@@ -170,13 +183,10 @@ class Delivery:
 
     def _end(self, server: Server, ended: Ending | None, begun: float | None) -> list[RefusedError]:
         """As `_rows`: how the run has ended."""
-        try:
-            with asked("the end"):
-                server.end(ended)
-        except RefusedError as error:
-            return [error]
-        self.sent.ended, self.sent.ended_start = ended, begun
-        return []
+        refused = _at_the_end(lambda: server.end(ended))
+        if not refused:
+            self.sent.ended, self.sent.ended_start = ended, begun
+        return refused
 
     def _begin(self) -> Server:
         server = self._connect(self._run_dir)
@@ -305,7 +315,7 @@ def keep_sending(delivery: Delivery, over: threading.Event) -> None:
     while True:
         last = over.is_set()
         try:
-            delivery.round()
+            delivery.round(is_last=last)
             pause, told = POLL_SECONDS, frozenset()
         except OvertakenError:
             return

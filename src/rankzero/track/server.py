@@ -92,6 +92,11 @@ class Server(Protocol):
         """How the last start ended (None: it runs, or was killed), with the result where there is one. Repeatable."""
         ...
 
+    def close(self) -> None:
+        """This process sends no more, and no other does: a run whose end is None was killed. Return when the server has
+        what was accepted for it."""
+        ...
+
 
 def numbers(row: Row) -> dict[str, float]:
     """What of a row is plotted; what was not finite is null there, and NaN here."""

@@ -98,6 +98,9 @@ class TrackioRun:
     def end(self, ended: Ending | None) -> None:
         """As in `Server`: Trackio keeps no state of a run."""
 
+    def close(self) -> None:
+        """As in `Server`: what was sent is there."""
+
     def _entry(self, kind: Kind, row: Row, values: Mapping[str, Any]) -> Entry:
         """A row with its id: an evaluation that follows a step's row later is a row of its own."""
         about = f"{self._key}/{kind}/{row['step']}/{'/'.join(sorted(values))}"

@@ -40,7 +40,8 @@ _DISABLED = Problem(
     f"wandb is disabled, by {MODE} or by `wandb disabled`, so that nothing would be kept",
     hint=f"set {MODE}=online, or tracking.wandb: false",
 )
-_EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 75, "interrupted": 130, "failed": 1}
+_EXIT_CODES: dict[Ending | None, int] = {"finished": 0, "stopped": 75, "interrupted": 130, "failed": 1, None: 137}
+"""None: it was killed."""
 _SUMMARY = ("steps", "final_step", "train_loss_last", *MEASURES, "total_tokens", "elapsed_seconds")
 """Of report.json."""
 
@@ -209,16 +210,24 @@ class WandbRun:
         if ended is None:
             self._give_again(run, closes=False)
             return
+        self._give_and_close(run, ended)
+
+    def close(self) -> None:
+        """As in `Server`. Left open, it would be closed as one that has finished when the process leaves."""
+        if self._run is not None:
+            self._give_and_close(self._run, None)
+
+    def _give_and_close(self, run: Any, ended: Ending | None) -> None:
         try:
             self._give_again(run, closes=True)
         finally:
             self._close(run, ended)
 
-    def _close(self, run: Any, ended: Ending) -> None:
+    def _close(self, run: Any, ended: Ending | None) -> None:
         if ended == "finished" and self._directory.report.is_file():
             report = json.loads(self._directory.report.read_text(encoding="utf-8"))
             run.summary.update({name: report[name] for name in _SUMMARY if report.get(name) is not None})
-        if ended == "stopped":
+        if ended in {"stopped", None}:
             run.mark_preempting()
         run.finish(exit_code=_EXIT_CODES[ended])
         self._run = None

@@ -8,6 +8,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 from rankzero.errors import ConfigError
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track import spool, wandb
-from rankzero.track.send import Delivery, RefusedError
+from rankzero.track.send import Delivery, RefusedError, keep_sending
 from rankzero.track.spool import BATCH_ROWS
+from tests.support.cli import Cli
 from tests.support.trackers import note_start
 
 SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}})
@@ -370,3 +373,25 @@ def test_a_start_that_ends_before_its_first_step_takes_no_step_from_the_next(
     second.round()
     assert {step: row["train/loss"] for step, row in server.rows.items()} == {step: 1 / step for step in range(1, 9)}
     assert server.rows[8]["samples"] == server.rows[5]["samples"] and len(server.rows[8]["samples"]) == 2
+
+
+def test_a_run_that_was_killed_is_closed_as_one_before_it_is_said_to_be_there(
+    library: Library, tmp_path: Path, cli: Cli
+) -> None:
+    """Left to itself the library sends when the process leaves, and says that the run has finished."""
+    run_dir = a_finished_run(tmp_path / "r")
+    note_start(run_dir, 2000.0, None)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert not library.rows, "it may run"
+    run_dir.spec.write_text(to_yaml(RunSpec.model_validate({**SPEC.model_dump(), "tracking": {"wandb": True}})))
+    done = cli(f"track sync {run_dir.root}")
+    assert done.code == 0 and "wandb has everything of this run" in done.out, done.err
+    assert is_whole(library) and library.summary == {"is_preempting": True, "exit_code": 137}
+
+
+def test_a_sender_whose_run_was_killed_closes_it(library: Library, tmp_path: Path) -> None:
+    run_dir, over = a_finished_run(tmp_path / "r"), Event()
+    note_start(run_dir, 2000.0, None)
+    over.set()
+    keep_sending(Delivery("wandb", wandb.connect, run_dir, SPEC), over)
+    assert is_whole(library) and library.summary == {"is_preempting": True, "exit_code": 137}
