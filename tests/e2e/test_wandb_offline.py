@@ -36,8 +36,8 @@ def test_a_run_stopped_and_continued(tmp_path: Path, tiny: Path, monkeypatch: py
     assert first.name == second.name == f"run-{key}.wandb"
     assert [row["_step"] for row in history(first) if "train/loss" in row] == list(range(1, 7))
     rows = history(second)
-    losses = [(row["_step"], row["train/loss"]) for row in rows if "train/loss" in row]
-    assert losses == [(row["step"], row["loss"]) for row in metrics(spec)]
+    losses = [(row["_step"], row["_timestamp"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert losses == [(row["step"], pytest.approx(row["time"], abs=1e-3), row["loss"]) for row in metrics(spec)]
     evaluated = [(row["_step"], row["eval/eval_loss"]) for row in rows if "eval/eval_loss" in row]
     assert evaluated == [(row["step"], row["eval_loss"]) for row in metrics(spec) if "eval_loss" in row]
     answers = [json.loads(line) for line in (run_root(spec) / "samples.jsonl").read_text().splitlines()]

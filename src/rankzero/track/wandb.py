@@ -32,6 +32,8 @@ PROJECT = "rankzero"
 API_KEY, MODE, PROJECT_VARIABLE = "WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"
 BASE_URL, ENTITY = "WANDB_BASE_URL", "WANDB_ENTITY"
 TOKEN_FILE = "WANDB_IDENTITY_TOKEN_FILE"
+TIME = "_timestamp"
+"""W&B's own name of when a step was: else it is when its library was given the step."""
 OFFLINE = ("offline", "dryrun")
 _HOSTS = ("wandb", "forge.coreweave.com")
 """Parts of the names of W&B's own servers."""
@@ -100,6 +102,8 @@ class WandbRun:
         """The first step that W&B lacks."""
         self._last: int | None = None
         """The last step that was logged here, which takes more values."""
+        self._time = 0.0
+        """Of that step."""
         self._has_table = False
         self._spool = Spool(run_dir.metrics)
         """What W&B lacks is read from it as long as a run is open: each row once, however often it is looked for."""
@@ -173,19 +177,19 @@ class WandbRun:
             if row["step"] < self._next and row["step"] != self._last:
                 run.summary.update(values)
             else:
-                run.log(values | {"epoch": row.get("epoch")}, step=row["step"])
-                self._next, self._last = row["step"] + 1, row["step"]
+                run.log(values | {"epoch": row.get("epoch"), TIME: row["time"]}, step=row["step"])
+                self._next, self._last, self._time = row["step"] + 1, row["step"], row["time"]
 
     def _table(self, run: Any, rows: Sequence[Row]) -> None:
         """Answers as a table, with the last step that was logged here. Where none was, it waits: an earlier step takes
         nothing more, and a later one would take no numbers then. The first table of a process has all answers of the
         run so far."""
-        step = 0 if self._next == 0 else self._last
-        if step is None:
+        if self._last is None and self._next > 0:
             return
+        step, time = (0, rows[0]["time"]) if self._last is None else (self._last, self._time)
         if not self._has_table:
             rows = [*(row for row in self._all_answers() if row["step"] < rows[0]["step"]), *rows]
-        run.log({"samples": _as_table(rows)}, step=step)
+        run.log({"samples": _as_table(rows), TIME: time}, step=step)
         self._has_table = True
 
     def _all_answers(self) -> list[Row]:

@@ -395,3 +395,12 @@ def test_a_sender_whose_run_was_killed_closes_it(library: Library, tmp_path: Pat
     over.set()
     keep_sending(Delivery("wandb", wandb.connect, run_dir, SPEC), over)
     assert is_whole(library) and library.summary == {"is_preempting": True, "exit_code": 137}
+
+
+def test_a_step_has_the_time_when_it_was(library: Library, tmp_path: Path) -> None:
+    """Also one that takes a table or an evaluation later."""
+    run_dir = a_finished_run(tmp_path / "r")
+    lines(run_dir.samples, [{"step": step, "prompt": "Who?", "text": str(step)} for step in (0, 50)])
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert {step: row["_timestamp"] for step, row in library.rows.items()} == {n: float(n) for n in library.rows}
+    assert len(library.rows) == STEPS
