@@ -188,5 +188,5 @@ def differences(first: RunView, second: RunView) -> list[tuple[str, str, str]]:
 
 
 def _as_written(value: object) -> str:
-    """As a spec has it: null and true, not None and True."""
-    return str(value) if value is not None and not isinstance(value, bool) else json.dumps(value)
+    """As a spec has it: null and true, not None and True, also within lists."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import combinations
+from os.path import commonprefix
 from typing import Any
 
 from rankzero.report.curves import written
@@ -19,7 +21,10 @@ from rankzero.spec.tasks import MEASURES
 from rankzero.wording import counted, duration
 
 Row = tuple[str, ...]
-_LONGEST_VALUE = 300
+_LONGEST_VALUE, _LEAD = 300, 100
+"""Characters of a value, and of them those before the first that differs."""
+_NOTHING = object()
+"""A field that one of several objects has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,20 +238,54 @@ def results(runs: Sequence[RunPage]) -> list[Row]:
 
 
 def differences(values: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The fields in which several objects differ, with each one's value."""
+    """The fields in which several objects differ, with what of each one's value tells it apart: whole where that is
+    short, else of lists those of their items that differ, and of texts the parts that do."""
     flat = [dict(leaves(one)) for one in values]
     names = dict.fromkeys(name for one in flat for name in one)
-    return [
-        (name, *(short(one[name]) if name in one else "" for one in flat))
-        for name in names
-        if len({json.dumps(one.get(name), sort_keys=True, default=str) for one in flat}) > 1
-    ]
+    return [row for name in names for row in _beside(name, [one.get(name, _NOTHING) for one in flat])]
+
+
+def _beside(name: str, values: Sequence[Any]) -> Iterator[Row]:
+    there = [value for value in values if value is not _NOTHING]
+    same = (json.dumps(None if value is _NOTHING else value, sort_keys=True, default=str) for value in values)
+    if len(set(same)) == 1:
+        return
+    texts = ["" if value is _NOTHING else _as_text(value) for value in values]
+    is_long = max(map(len, texts)) > _LONGEST_VALUE
+    if is_long and len(there) > 1 and all(isinstance(value, list) for value in there):
+        for at in range(max(map(len, there))):
+            items = [value[at] if value is not _NOTHING and at < len(value) else _NOTHING for value in values]
+            yield from _beside(f"{name}[{at}]", items)
+    elif is_long and len(there) > 1 and all(isinstance(value, dict) for value in there):
+        for key in dict.fromkeys(key for value in there for key in value):
+            items = [_NOTHING if value is _NOTHING else value.get(key, _NOTHING) for value in values]
+            yield from _beside(f"{name}.{key}", items)
+    else:
+        yield name, *_told_apart(texts)
+
+
+def _told_apart(texts: Sequence[str]) -> list[str]:
+    """Parts of texts of which at least one is too long, the same of each, in which those that differ do."""
+    starts: list[int] = []
+    for one, other in combinations(dict.fromkeys(texts), 2):
+        if all(one[start : start + _LONGEST_VALUE] == other[start : start + _LONGEST_VALUE] for start in starts):
+            alike = len(commonprefix((one, other)))
+            starts.append(alike - _LEAD if alike > _LONGEST_VALUE - _LEAD else 0)
+    return ["".join(_part(text, start) for start in sorted(starts)) for text in texts]
+
+
+def _part(text: str, start: int) -> str:
+    end = start + _LONGEST_VALUE
+    return ("…" if start else "") + text[start:end] + ("…" if len(text) > end else "")
 
 
 def short(value: object) -> str:
     """A value of a spec as YAML would have it, in one line."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+    return _part(_as_text(value), 0)
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def when(seconds: float) -> str:

@@ -160,6 +160,14 @@ def test_status_and_compare(cli: Cli, two: Path) -> None:
     assert json.loads(cli("compare good bad --json").out)["spec"] == {"train.learning_rate": ["0.1", "0.2"]}
 
 
+def test_lists_are_compared_as_a_spec_has_them(cli: Cli, two: Path) -> None:
+    for name, weight in (("one", 1.0), ("other", 2.0)):
+        make_run(two / name, 1.0, name=name, data={"train": [{"path": "é.jsonl", "weight": weight}]})
+    was, now = json.loads(cli("compare one other --json").out)["spec"]["data.train"]
+    assert (json.loads(was)[0]["weight"], json.loads(now)[0]["weight"]) == (1.0, 2.0)
+    assert "null" in was and "None" not in was and "é" in was
+
+
 def test_what_a_run_failed_of_does_not_drive_a_terminal(cli: Cli, two: Path) -> None:
     """A library's words, with the escape sequences and the lines that it has; and those of a directory's name."""
     root = make_run(two / "\x1b[2Jo\nd\td", 3.0, name="odd", model={"name": "m\x1b]0;pwned\x07"})

@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,3 +231,32 @@ def test_how_a_run_is(tmp_path: Path) -> None:
     (tmp_path / "older").mkdir()
     RunDir(tmp_path / "older").metrics.write_text('{"step": 3, "loss": 1}')
     assert read_run(tmp_path / "older", BEGUN).state.word == "unknown"
+
+
+def sets(count: int, **of_fifth: float) -> list[dict[str, Any]]:
+    """Training sets as a spec has them."""
+    one = {"path": "/data/a-directory-with-a-long-name/part.jsonl", "weight": 1.0}
+    return [{**one, **(of_fifth if at == 5 else {})} for at in range(count)]
+
+
+def test_what_tells_long_values_apart_is_shown() -> None:
+    """Cut at their ends, two lists of data or two chat templates would be the same text."""
+    data = [{"data": {"train": sets(9, weight=weight)}} for weight in (1.0, 2.0)]
+    assert tables.differences(data) == [("data.train[5]", *(json.dumps(one["data"]["train"][5]) for one in data))]
+    more = [{"data": {"train": sets(9)}}, {"data": {"train": sets(10)}}, {"data": {"train": sets(9)}}]
+    last = json.dumps(sets(1)[0])
+    assert tables.differences(more) == [("data.train[9]", "", last, "")]
+    template = "{% if tools %}" * 500
+    named = [{"t": template + f"{name} {{% endif %}}" + template} for name in ("one", "two", "two")]
+    [(field, *parts)] = tables.differences(named)
+    assert field == "t" and "one {% endif" in parts[0] and "two {% endif" in parts[1] == parts[2]
+    assert all(part[0] == part[-1] == "…" and len(part) < 400 for part in parts)
+    short = [{"lora": {"target_modules": names}} for names in (["q_proj"], ["q_proj", "v_proj"])]
+    assert tables.differences(short) == [("lora.target_modules", '["q_proj"]', '["q_proj", "v_proj"]')]
+
+
+def test_of_three_long_texts_each_pair_is_told_apart() -> None:
+    text = "x" * 1000
+    three = [{"t": text}, {"t": "y" + text[1:]}, {"t": text[:-1] + "z"}]
+    [(_, *parts)] = tables.differences(three)
+    assert len(set(parts)) == 3
