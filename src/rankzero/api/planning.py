@@ -174,10 +174,11 @@ _HIDDEN = "?write_token=hidden"
 def unset_of_trackers(plan: Plan) -> list[Problem]:
     """What trackers need and cluster.yaml does not pass on. Only doubtful: an image may set variables itself, and a pod
     that lacks them after all refuses the run before GPUs compute. To hosts the shell's own variables travel too, and
-    where they see this home, `wandb login` has left a key for them."""
+    where they see this home, `wandb login` has left a key for them. And Trackio's files where they are gone with the
+    pod."""
     from rankzero.spec.cluster_checks import env_name_of
     from rankzero.spec.kinds import kind_section
-    from rankzero.track import wandb
+    from rankzero.track import trackio, wandb
     from rankzero.track.send import server_modules
 
     cluster = plan.cluster
@@ -185,7 +186,7 @@ def unset_of_trackers(plan: Plan) -> list[Problem]:
     given = {**here, **dict.fromkeys(map(env_name_of, cluster.secrets), _HIDDEN), **cluster.env}
     if cluster.has_homes and wandb.logged_in(given):
         given.setdefault(wandb.API_KEY, _HIDDEN)
-    return [
+    found = [
         Problem(
             f"as {CLUSTER_FILE} has it, {problem.what}: a new run may be refused",
             f"tracking.{name}",
@@ -194,6 +195,13 @@ def unset_of_trackers(plan: Plan) -> list[Problem]:
         for name, module in server_modules(plan.run.tracking).items()
         for problem in module.unset(given)
     ]
+    cache = cluster.storage.get("cache")
+    is_kept = cluster.has_homes or (cache is not None and bool(cache.claim or cache.host_path))
+    if plan.run.tracking.trackio and not is_kept and not trackio.has_place(given):
+        hint = f"set {trackio.URL}, or {trackio.DIRECTORY} to a directory on a volume, in `env` of {CLUSTER_FILE}"
+        what = f"as {CLUSTER_FILE} has it, Trackio's files are the container's own, and gone with it"
+        found.append(Problem(what, "tracking.trackio", hint))
+    return found
 
 
 def serving_objects(

@@ -53,6 +53,11 @@ def unset(env: Mapping[str, str]) -> list[Problem]:
     return no_address(URL, env)
 
 
+def has_place(env: Mapping[str, str]) -> bool:
+    """Whether rows go elsewhere than into files in the cache of the Hub (HF_HOME), wherever that is by default."""
+    return any(env.get(name) for name in (URL, DIRECTORY, SPACE, "HF_HOME"))
+
+
 def connect(_run_dir: RunDir) -> TrackioRun:
     """The server of the environment, or this machine's files. Raises ConfigError."""
     if missing := problems(os.environ):

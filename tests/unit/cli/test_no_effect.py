@@ -123,6 +123,28 @@ def test_trackers_address_in_a_secret_may_hold_its_token(place: Place) -> None:
     assert "warning" not in place("render run.yaml tracking.trackio=true").err
 
 
+CACHE = "storage: {cache: {mount: /cache%s}, outputs: "
+
+
+def test_trackios_files_that_are_gone_with_the_pod_are_warned_of(place: Place) -> None:
+    """Without a server it writes into the cache of the Hub."""
+    text, gone = Path("cluster.yaml").read_text(), "Trackio's files are the container's own"
+    assert "storage: {outputs: " in text
+    scratch, kept = (text.replace("storage: {outputs: ", CACHE % more) for more in ("", ", claim: c"))
+    for cluster, is_warned in [
+        (text, True),
+        (scratch, True),
+        (kept, False),
+        (text + "env: {TRACKIO_DIR: /outputs/trackio}\n", False),
+        (text + "env: {HF_HOME: /outputs/hf}\n", False),
+        (text + "secrets: {TRACKIO_SERVER_URL: {name: trackio}}\n", False),
+    ]:
+        Path("cluster.yaml").write_text(cluster)
+        done = place("render run.yaml tracking.trackio=true")
+        assert done.code == 0 and (gone in done.err) is is_warned, (cluster, done.err)
+        assert gone not in place("render run.yaml").err
+
+
 def test_slurms_jobs_get_this_shells_variables(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     text = Path("cluster.yaml").read_text().partition("storage")[0].replace("image: i", "kind: slurm")
     outputs = f"{{mount: {place.directory}, host_path: {place.directory}}}"
