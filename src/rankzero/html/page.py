@@ -6,12 +6,13 @@ whatever might get past that.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
 from jinja2 import BytecodeCache, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from rankzero import __version__
 from rankzero.wording import counted
@@ -52,6 +53,7 @@ def environment(package: str, *, longest: int = LONGEST, redact: Callable[[str],
     )
     made.globals["version"] = __version__
     made.filters["count"] = count
+    made.filters["whole"] = partial(_whole, redact=redact)
     return made
 
 
@@ -63,6 +65,11 @@ def shown(value: object, *, longest: int = LONGEST, redact: Callable[[str], str]
     text = redact(str(value))
     cut = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text[:longest])
     return cut + "…" if len(text) > longest else cut
+
+
+def _whole(value: object, redact: Callable[[str], str]) -> Markup:
+    """A value as all others are shown, but never cut."""
+    return escape(shown(value, longest=sys.maxsize, redact=redact))
 
 
 def count(number: int, noun: str = "") -> str:

@@ -24,7 +24,6 @@ from rankzero.run_dir.view import RunView, view_run
 from rankzero.spec.tasks import MEASURES
 from rankzero.wording import counted, duration
 
-_LONGEST_TEXT = 200_000
 _MOST_WARNINGS = 50
 _MARKED = re.compile(r"(\d\d:\d\d:\d\d) (?:WARNING|ERROR) (.*)")
 """A line of a rank's log that is a warning; see engine/console.py."""
@@ -199,7 +198,7 @@ def read_run(root: Path, now: float) -> RunPage:
         starts=view.starts,
         under_way=view.under_way,
         spec=spec,
-        spec_text=spec_text[:_LONGEST_TEXT],
+        spec_text=spec_text,
         environment=environment,
         data=data,
         checkpoints=checkpoints,

@@ -131,6 +131,16 @@ def test_what_a_page_shows(tmp_path: Path) -> None:
     assert not [found for tag, found in page.tags if found.get("http-equiv") == "refresh"], "a file is what it is"
 
 
+def test_a_spec_has_every_field_however_long_it_is(tmp_path: Path) -> None:
+    """Hundreds of files of data come before what is trained with."""
+    run_dir = RunDir(run_directory(tmp_path / "r"))
+    files = "".join(f"  - /data/<{number}>/part.jsonl\n" for number in range(10_000))
+    run_dir.spec.write_text(f"name: long\ndata:\n  train:\n{files}train: {{seed: 12345}}\n")
+    text = run_dir.spec.read_text()
+    assert len(text) > 250_000
+    assert " ".join(text.split()) in Page(run_page(read_run(run_dir.root, BEGUN))).text
+
+
 def test_several_runs_beside_each_other(tmp_path: Path) -> None:
     runs = [read_run(run_directory(tmp_path / place / "x", name="same"), BEGUN) for place in ("a", "b", "c")]
     (tmp_path / "c/x/run.yaml").write_text("name: same\ntrain: {learning_rate: 0.5, seed: 3}\n")
