@@ -100,7 +100,7 @@ def _serve(targets: list[str], *, compare: bool) -> None:
 
     places = [place(named_run(target)) for target in targets or [DEFAULT_OUTPUT]]
     missing = [str(place) for place in places if not place.is_dir()]
-    if missing:
+    if targets and missing:  # without a name it is for the runs here, also for the first one, which makes the directory
         raise ConfigError(
             "there is no such directory", where=missing[0], hint="name runs, or a directory that holds runs"
         )

@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, quote, unquote
 
 from rankzero.report.page import REFRESH_SECONDS, Live, compare_page, index_page, refreshed, run_page
 from rankzero.report.run import RunPage, read_run
+from rankzero.run_dir.known import DEFAULT_OUTPUT, is_run
 from rankzero.run_dir.named import runs_in
-from rankzero.run_dir.paths import RunDir
 
 LOOPBACK = "127.0.0.1"
 _MOST_COMPARED = 12
@@ -44,7 +44,7 @@ _NOT_FOUND = Answer(HTTPStatus.NOT_FOUND, "not found\n")
 
 
 class Site:
-    """The pages by their URL. `places` are run directories, or directories that hold some."""
+    """The pages by their URL. `places` are run directories, or directories that hold some, or will."""
 
     def __init__(self, places: Sequence[Path], token: str) -> None:
         self._places, self._token = tuple(places), token
@@ -79,8 +79,7 @@ class Site:
         """Run directories by the name that they have in a URL; those that appear later, too."""
         found: dict[str, Path] = {}
         for place in self._places:
-            several = [place] if RunDir(place).spec.is_file() else [Path(run) for run in runs_in(place)]
-            for root in several:
+            for root in [place] if is_run(place) else _held(place):
                 key, number = _key(os.path.basename(os.path.realpath(root))), 1
                 while key in found:
                     number += 1
@@ -121,6 +120,11 @@ class Site:
         with self._lock:
             self._read[root] = stamp, run
         return run
+
+
+def _held(directory: Path) -> list[Path]:
+    """The runs in a directory, or in its `runs` where it is one that somebody trains in."""
+    return [Path(run) for run in runs_in(directory) or runs_in(directory / DEFAULT_OUTPUT)]
 
 
 def _key(name: str) -> str:

@@ -100,3 +100,9 @@ def test_it_serves_until_ctrl_c(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     page = live.Site([Path("runs")], "token").get(f"/token/compare?{query}").body
     assert "third, train" in page, "of a name that a URL has in other characters"
     assert cli("report --live first").code == 0 and set(sites[-1].runs()) == {"first"}
+    monkeypatch.chdir("..")
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    assert cli("report --live").code == 0 and sites[-1].runs() == {}
+    run_directory(Path("runs/begun-later"))
+    assert set(sites[-1].runs()) == {"begun-later"}

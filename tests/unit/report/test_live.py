@@ -52,6 +52,20 @@ def test_every_run_has_a_page(unchanged: Site, tmp_path: Path) -> None:
     assert "no runs yet" in Site([tmp_path / "empty"], TOKEN).get(f"/{TOKEN}/").body
 
 
+@pytest.mark.parametrize("has_runs", [True, False])
+def test_a_project_is_no_run_and_has_its_runs(has_runs: bool, tmp_path: Path) -> None:
+    """Its run.yaml is what somebody trains with."""
+    (tmp_path / "run.yaml").write_text("name: mine\nmodel: {name: m}\ndata: {train: t.jsonl}\n")
+    (tmp_path / "cluster.yaml").write_text("kind: job\n")
+    if has_runs:
+        run_directory(tmp_path / "runs/first")
+    ours = Site([tmp_path], TOKEN)
+    assert list(ours.runs()) == (["first"] if has_runs else [])
+    run_directory(tmp_path / "runs/second")
+    assert "second" in ours.runs() and 'href="run/second/"' in ours.get(f"/{TOKEN}/").body
+    assert list(Site([tmp_path / "runs/second"], TOKEN).runs()) == ["second"]
+
+
 def test_runs_that_do_not_fit_beside_the_others_are_named(tmp_path: Path) -> None:
     for number in range(15):
         run_directory(tmp_path / f"r{number}", name=f"run {number}")
