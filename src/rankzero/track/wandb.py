@@ -129,7 +129,7 @@ class WandbRun:
             )
             self._directory.tracking.mkdir(exist_ok=True)
             self._run = wandb.init(
-                project=os.environ.get(PROJECT_VARIABLE) or PROJECT,
+                project=_project(),
                 id=self._key,
                 name=self._facts.name,
                 config=dict(self._facts.settings),
@@ -255,8 +255,12 @@ def _where(settings: Mapping[str, str]) -> tuple[bool, str]:
     """Whether rows go into a folder, and the place: a folder has nothing of what an earlier process has written."""
     if settings.get(MODE) in OFFLINE:
         return True, place_of(PROJECT, f"folder {uuid4().hex}")
-    project = "/".join(filter(None, (settings.get(ENTITY), settings.get(PROJECT_VARIABLE) or PROJECT)))
+    project = f"{settings[ENTITY]}/{_project()}" if settings.get(ENTITY) else _project()
     return False, place_of(project, settings.get(BASE_URL, "").rstrip("/") or "W&B")
+
+
+def _project() -> str:
+    return os.environ.get(PROJECT_VARIABLE) or PROJECT
 
 
 def _as_table(rows: Sequence[Row]) -> Any:

@@ -21,7 +21,7 @@ from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track import spool, wandb
 from rankzero.track.send import Delivery, RefusedError, keep_sending
-from rankzero.track.spool import BATCH_ROWS
+from rankzero.track.spool import BATCH_ROWS, Sent
 from tests.support.cli import Cli
 from tests.support.trackers import note_start
 
@@ -404,3 +404,16 @@ def test_a_step_has_the_time_when_it_was(library: Library, tmp_path: Path) -> No
     Delivery("wandb", wandb.connect, run_dir, SPEC).round()
     assert {step: row["_timestamp"] for step, row in library.rows.items()} == {n: float(n) for n in library.rows}
     assert len(library.rows) == STEPS
+
+
+def test_what_wandb_has_kept_of_a_project_is_none_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes into that of the variable, or of this package, whatever `wandb init` was told here."""
+    run_dir, server, named = a_finished_run(tmp_path / "r"), there(tmp_path, monkeypatch), []
+    init = server.init
+    monkeypatch.setattr(server, "init", lambda **told: named.append(told["project"]) or init(**told))
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    note = run_dir.tracking / "wandb.json"
+    before = Sent.read(note).place
+    kept_by_wandb(tmp_path / "home", "project = another")
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round()
+    assert named == ["rankzero"] * 2 and Sent.read(note).place == before
