@@ -44,6 +44,7 @@ from rankzero.spec.nearby import dangling, near, shown
 from rankzero.spec.no_effect import in_vain_on_cpus, unread_of_local_model, unread_of_run, unread_of_text_model
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
+from rankzero.spec.tasks import TASKS
 from rankzero.track.send import server_modules
 
 
@@ -448,7 +449,8 @@ def _layer_findings(spec: RunSpec, directory: Path) -> list[Finding]:
     """Names that no layer has, where the files say what layers there are."""
     lora = spec.lora
     wanted = () if lora is None or isinstance(lora.target_modules, str) else lora.target_modules
-    whole = () if lora is None else lora.modules_to_save
+    makes_a_head = TASKS[spec.task].uses == "classifies"  # as the model is loaded: no file has its name
+    whole = () if lora is None or makes_a_head else lora.modules_to_save
     as_stored = read_config(directory).get("model_type") in NAMED_AS_STORED and not spec.model.trust_remote_code
     layers = stored_layers(directory) if (wanted or whole) and as_stored else None
     if layers is None:

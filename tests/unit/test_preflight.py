@@ -276,6 +276,16 @@ def test_a_head_that_files_leave_out_says_how_it_is_trained(project: Path) -> No
     assert "adapters are not put on lm_head" in problem.what and "lora.modules_to_save: [lm_head]" in problem.hint
 
 
+def test_a_head_that_is_made_as_the_model_is_loaded_may_be_named() -> None:
+    """No file of the model has it, and the engine looks for the name in the model itself."""
+    named = ["lora.modules_to_save=[pre_classifier, classifier]"]
+    look(read_run_spec(Path("run.yaml"), ["task=classify", *named], env={}))
+    assert [problem.what for problem in found(*named).problems] == [
+        "the model has no module pre_classifier with weights",
+        "the model has no module classifier with weights",
+    ]
+
+
 def test_names_are_not_judged_where_they_may_change_as_the_model_loads(project: Path) -> None:
     paper_model(project / "m", model_type="qwen3_moe", layers=["mlp.experts.0.gate_proj"])
     look(read_run_spec(Path("run.yaml"), ["lora.target_modules=[gate_up_proj]"], env={}))
