@@ -78,7 +78,7 @@ def _with_namespace(spec: ClusterSpec) -> ClusterSpec:
 
     if "namespace" in spec.model_fields_set or not kind_section(spec.kind).in_kubernetes:
         return spec
-    from rankzero.launch.backends.kubernetes.auth import namespace_of
+    from rankzero.launch.backends.kubernetes.kubeconfig import namespace_of
 
     return spec.model_copy(update={"namespace": namespace_of(spec.context, os.environ) or spec.namespace})
 

@@ -23,7 +23,7 @@ from lightkube.config.models import UserExec
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import LogQuery
-from rankzero.launch.backends.kubernetes import auth
+from rankzero.launch.backends.kubernetes import kubeconfig
 from rankzero.launch.backends.kubernetes import login as logins
 from rankzero.launch.backends.kubernetes.api import ATTEMPTS, Api
 from rankzero.launch.backends.kubernetes.auth import Connection, ExecLogin, connect
@@ -392,7 +392,7 @@ def test_an_address_that_is_none(tmp_path: Path, part: str, text: str) -> None:
 
 def test_a_service_account_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("t")
-    monkeypatch.setattr(auth, "SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path))
     with pytest.raises(ConfigError, match="service account of this pod cannot be used"):
         connect(None, {"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 

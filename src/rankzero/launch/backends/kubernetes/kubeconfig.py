@@ -1,0 +1,141 @@
+"""From kubeconfigs to the chosen context and all that it refers to. Knows no connection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from lightkube import ConfigError as KubeconfigError
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
+
+from rankzero.errors import ConfigError
+
+VARIABLE = "KUBECONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A context with all that it refers to."""
+
+    config: SingleConfig = field(repr=False)
+    proxy: str | None = None
+    """The cluster's proxy-url."""
+    server_name: str | None = None
+    """The cluster's tls-server-name: the name in its certificate, where that is not the address's."""
+    interactive: str = "IfAvailable"
+    """The interactiveMode of the user's login command."""
+
+
+def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
+    """The chosen context: of $KUBECONFIG, of ~/.kube/config, or the pod's own service account. Raises ConfigError."""
+    named = [Path(os.path.expanduser(name)) for name in env.get(VARIABLE, "").split(os.pathsep) if name]
+    usual = Path(os.path.expanduser(env.get("HOME", "~"))) / ".kube" / "config"
+    files = [path for path in named or [usual] if path.is_file()]
+    if files:
+        return _choose(context, files)
+    if named:
+        hint = f"correct {VARIABLE}, or unset it to use ~/.kube/config"
+        raise ConfigError(f"no such file: {', '.join(map(str, named))}", where=f"environment {VARIABLE}", hint=hint)
+    if context is None and "KUBERNETES_SERVICE_HOST" in env and Path(SERVICE_ACCOUNT, "token").is_file():
+        try:
+            inside = KubeConfig.from_service_account(SERVICE_ACCOUNT).get()
+        except (KubeconfigError, KeyError, OSError, ValueError) as error:
+            what = f"the service account of this pod cannot be used: {error}"
+            raise ConfigError(what, where=SERVICE_ACCOUNT, hint=f"set {VARIABLE} to a kubeconfig instead") from error
+        if inside is not None:
+            return Chosen(inside)
+    hint = f"set {VARIABLE}, or save the cluster's kubeconfig as ~/.kube/config"
+    raise ConfigError("there is no kubeconfig, so no cluster to talk to", where=str(usual), hint=hint)
+
+
+def namespace_of(context: str | None, env: Mapping[str, str]) -> str | None:
+    """The namespace of the chosen context; None where it names none, or no context can be chosen: rendering needs no
+    cluster, and whoever connects to one is told what is wrong with the kubeconfig."""
+    try:
+        config = find_config(context, env).config
+    except ConfigError:
+        return None
+    return (config.context.namespace if config.context is not None else None) or None
+
+
+def _choose(context: str | None, files: list[Path]) -> Chosen:
+    """Files are merged as kubectl does it: of what several have, the first counts."""
+    where = os.pathsep.join(str(path) for path in files)
+    merged = _merged(files)
+    try:
+        config = KubeConfig.from_dict(merged)
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        hint = "`kubectl config view` says more"
+        raise ConfigError(f"not a kubeconfig: {type(error).__name__} {error}", where=where, hint=hint) from error
+    known = sorted(config.contexts)
+    wanted = context or config.current_context
+    hint = f"contexts there: {', '.join(known)}" if known else "it has no contexts"
+    if not wanted:
+        raise ConfigError("no current context", where=where, hint=f"set context in cluster.yaml; {hint}")
+    if wanted not in config.contexts:
+        raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
+    try:
+        chosen = config.get(wanted)
+    except KeyError as error:
+        raise ConfigError(f"context {wanted} refers to {error.args[0]}, which is not there", where=where) from error
+    if chosen is None:
+        raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
+    cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
+    user: dict[str, Any] = next((one["user"] for one in merged["users"] if one["name"] == chosen.context.user), {})
+    mode = (user.get("exec") or {}).get("interactiveMode") or "IfAvailable"
+    return Chosen(chosen, cluster.get("proxy-url"), cluster.get("tls-server-name"), str(mode))
+
+
+def _merged(files: list[Path]) -> dict[str, Any]:
+    merged: dict[str, Any] = {section: [] for section in _SECTIONS}
+    for path in files:
+        value = _read(path)
+        merged["current-context"] = merged.get("current-context") or value.get("current-context")
+        for section, kind in _SECTIONS.items():
+            known = {one["name"] for one in merged[section]}
+            for one in value.get(section) or ():
+                if one["name"] not in known:
+                    merged[section].append({**one, kind: _resolved(one.get(kind) or {}, path.parent)})
+    return merged
+
+
+_SECTIONS = {"clusters": "cluster", "contexts": "context", "users": "user"}
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+
+
+def _resolved(value: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths are relative to the file that they stand in."""
+    found: dict[str, Any] = {
+        key: str(folder.absolute() / named) if key in _FILES and isinstance(named, str) and named else named
+        for key, named in value.items()
+    }
+    login = found.get("exec")
+    if isinstance(login, dict) and "/" in str(login.get("command")):  # else it is looked for in PATH
+        found["exec"] = {**login, "command": str(folder.absolute() / str(login["command"]))}
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    hint = "`kubectl config view` says more"
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:  # its own text quotes lines of the file, which hold credentials
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ConfigError(f"not YAML: {error.problem}", where=f"{path}:{line}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"not a kubeconfig: {type(error).__name__}", where=str(path), hint=hint) from error
+    sections = [value.get(section) or [] for section in _SECTIONS] if isinstance(value, dict) else [None]
+    if not all(isinstance(one, list) and all(isinstance(e, dict) and "name" in e for e in one) for one in sections):
+        what = "not a kubeconfig: it has no clusters, users and contexts"
+        raise ConfigError(what, where=str(path), hint=hint)
+    return dict(value)
+
+
+def place(env: Mapping[str, str]) -> str:
+    """Where whoever is to mend it finds it."""
+    return env.get(VARIABLE) or "~/.kube/config"
