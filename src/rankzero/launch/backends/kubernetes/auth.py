@@ -12,12 +12,13 @@ import shlex
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 from lightkube import ConfigError as KubeconfigError
@@ -26,7 +27,7 @@ from lightkube.config.models import User, UserExec
 
 from rankzero.errors import AccessError, ConfigError
 from rankzero.launch.backends.kubernetes.connections import Connections
-from rankzero.launch.backends.kubernetes.kubeconfig import find_config, place
+from rankzero.launch.backends.kubernetes.kubeconfig import Impersonation, find_config, place
 from rankzero.launch.backends.kubernetes.login import log_in, may_ask
 
 TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
@@ -57,7 +58,8 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
             params = _with_login(user.exec, chosen.interactive, params)
         elif user.token_file is not None:
             params["auth"] = TokenFile(Path(user.token_file))
-        http = httpx2.Client(**params, headers={"User-Agent": "rankzero"})
+        headers = [("User-Agent", "rankzero"), *_impersonating(chosen.impersonates)]
+        http = httpx2.Client(**params, headers=[(name.encode(), value.encode()) for name, value in headers])
     except ImportError as error:  # of httpx, whose own words name a package that is not ours
         where = f"{place(env)} proxy-url" if chosen.proxy else _variable_of_socks()
         hint = "`pip install socksio`, or name a proxy that speaks HTTP"
@@ -69,6 +71,23 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
         name = chosen.server_name
         http.event_hooks["request"].append(lambda request: request.extensions.update(sni_hostname=name))
     return Connection(http, config.cluster.server, config.context_name)
+
+
+_IN_NAMES_OF_HEADERS = "!#$&'*+-.^_`|~"
+"""Besides letters and digits."""
+
+
+def _impersonating(whom: Impersonation) -> Iterator[tuple[str, str]]:
+    """Headers that have the server act for somebody else than whose credentials these are."""
+    if whom.user:
+        yield "Impersonate-User", whom.user
+    if whom.uid:
+        yield "Impersonate-Uid", whom.uid
+    for group in whom.groups or ():
+        yield "Impersonate-Group", group
+    for key, values in (whom.extra or {}).items():
+        for value in values:
+            yield f"Impersonate-Extra-{quote(key, safe=_IN_NAMES_OF_HEADERS)}", value
 
 
 def _with_login(command: UserExec, mode: str, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,15 @@ from rankzero.errors import ConfigError
 VARIABLE = "KUBECONFIG"
 
 
+class Impersonation(msgspec.Struct):
+    """For whom a user acts: a part of users that lightkube does not read."""
+
+    user: str | None = msgspec.field(name="as", default=None)
+    uid: str | None = msgspec.field(name="as-uid", default=None)
+    groups: list[str] | None = msgspec.field(name="as-groups", default=None)
+    extra: dict[str, list[str]] | None = msgspec.field(name="as-user-extra", default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """A context with all that it refers to."""
@@ -29,6 +38,7 @@ class Chosen:
     """The cluster's tls-server-name: the name in its certificate, where that is not the address's."""
     interactive: str = "IfAvailable"
     """The interactiveMode of the user's login command."""
+    impersonates: Impersonation = field(default_factory=Impersonation)
 
 
 def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
@@ -88,7 +98,25 @@ def _choose(context: str | None, files: list[Path]) -> Chosen:
     cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
     user: dict[str, Any] = next((one["user"] for one in merged["users"] if one["name"] == chosen.context.user), {})
     mode = (user.get("exec") or {}).get("interactiveMode") or "IfAvailable"
-    return Chosen(chosen, cluster.get("proxy-url"), cluster.get("tls-server-name"), str(mode))
+    return Chosen(
+        chosen,
+        cluster.get("proxy-url"),
+        cluster.get("tls-server-name"),
+        str(mode),
+        _impersonation(user, where),
+    )
+
+
+def _impersonation(user: Mapping[str, Any], where: str) -> Impersonation:
+    try:
+        found = msgspec.convert(user, Impersonation)
+    except msgspec.ValidationError as error:
+        hint = "`kubectl config view` says more"
+        raise ConfigError(f"not a kubeconfig: of its user, {error}", where=where, hint=hint) from error
+    if not found.user and (found.uid or found.groups or found.extra):
+        what = "its user names whom to act as by as-uid, as-groups or as-user-extra, and has no `as`"
+        raise ConfigError(what, where=where, hint="add as: NAME, or leave the others out")
+    return found
 
 
 def _merged(files: list[Path]) -> dict[str, Any]:
