@@ -27,7 +27,7 @@ from lightkube.config.models import User, UserExec
 
 from rankzero.errors import AccessError, ConfigError
 from rankzero.launch.backends.kubernetes.connections import Connections
-from rankzero.launch.backends.kubernetes.kubeconfig import Impersonation, find_config, place
+from rankzero.launch.backends.kubernetes.kubeconfig import Chosen, Impersonation, find_config, place
 from rankzero.launch.backends.kubernetes.login import log_in, may_ask
 
 TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
@@ -55,7 +55,7 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
         params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config) | {"limits": LIMITS}
         _trust_as_kubectl(params["verify"])
         if user.exec is not None:
-            params = _with_login(user.exec, chosen.interactive, params)
+            params = _with_login(user.exec, chosen, params)
         elif user.token_file is not None:
             params["auth"] = TokenFile(Path(user.token_file))
         headers = [("User-Agent", "rankzero"), *_impersonating(chosen.impersonates)]
@@ -90,12 +90,17 @@ def _impersonating(whom: Impersonation) -> Iterator[tuple[str, str]]:
             yield f"Impersonate-Extra-{quote(key, safe=_IN_NAMES_OF_HEADERS)}", value
 
 
-def _with_login(command: UserExec, mode: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def _with_login(command: UserExec, chosen: Chosen, params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of a client that logs in by a command, from those of one that does not log in."""
-    server = str(params["base_url"])
     connections = Connections(partial(httpx2.Client, **{**params, "auth": None}))
-    auth = ExecLogin(command, server=server, tls=params["verify"], mode=mode, renew=connections.renew)
-    return {"base_url": server, "timeout": params["timeout"], "auth": auth, "transport": connections}
+    auth = ExecLogin(
+        command,
+        cluster=chosen.told_to_login(),
+        tls=params["verify"],
+        mode=chosen.interactive,
+        renew=connections.renew,
+    )
+    return {"base_url": params["base_url"], "timeout": params["timeout"], "auth": auth, "transport": connections}
 
 
 def _trust_as_kubectl(tls: ssl.SSLContext) -> None:
@@ -142,16 +147,16 @@ class ExecLogin(httpx2.Auth):
         self,
         command: UserExec,
         *,
-        server: str,
+        cluster: Mapping[str, Any] | None = None,
         tls: ssl.SSLContext | None = None,
         mode: str = "IfAvailable",
         renew: Callable[[], None] = lambda: None,
     ) -> None:
-        """`mode` is the kubeconfig's interactiveMode: whether it may ask a person at the terminal. `renew` has requests
-        go over new connections."""
+        """`cluster` is what the command is told of it, and `mode` the kubeconfig's interactiveMode: whether it may ask
+        a person at the terminal. `renew` has requests go over new connections."""
         self._command = command
         self._mode = mode
-        self._server = server
+        self._cluster = cluster
         self._tls = tls
         self._renew = renew
         self._lock = threading.Lock()
@@ -180,10 +185,10 @@ class ExecLogin(httpx2.Auth):
         wanted = self._command
         info = {"apiVersion": wanted.apiVersion, "kind": "ExecCredential"}
         asks, command = may_ask(self._mode), [wanted.command, *(wanted.args or ())]
-        spec = {"interactive": asks, "cluster": {"server": self._server}}
+        spec = {"interactive": asks} | ({} if self._cluster is None else {"cluster": self._cluster})
         env = {
             **os.environ,
-            "KUBERNETES_EXEC_INFO": json.dumps({**info, "spec": spec}),
+            "KUBERNETES_EXEC_INFO": json.dumps({**info, "spec": spec}, default=str),  # YAML has dates
             **{variable.name: variable.value for variable in wanted.env or ()},
         }
         where = f"login command {wanted.command}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,13 +33,46 @@ class Chosen:
     """A context with all that it refers to."""
 
     config: SingleConfig = field(repr=False)
-    proxy: str | None = None
-    """The cluster's proxy-url."""
-    server_name: str | None = None
-    """The cluster's tls-server-name: the name in its certificate, where that is not the address's."""
-    interactive: str = "IfAvailable"
-    """The interactiveMode of the user's login command."""
+    cluster: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """As it stands there."""
+    login: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The user's login command as it stands there."""
     impersonates: Impersonation = field(default_factory=Impersonation)
+
+    @property
+    def proxy(self) -> str | None:
+        """The cluster's proxy-url."""
+        return self.cluster.get("proxy-url")
+
+    @property
+    def server_name(self) -> str | None:
+        """The cluster's tls-server-name: the name in its certificate, where that is not the address's."""
+        return self.cluster.get("tls-server-name")
+
+    @property
+    def interactive(self) -> str:
+        """The interactiveMode of the user's login command."""
+        return str(self.login.get("interactiveMode") or "IfAvailable")
+
+    def told_to_login(self) -> dict[str, Any] | None:
+        """What the login command is told of the cluster; None where it did not ask for it. Raises OSError where the
+        file of its authority cannot be read, TypeError or ValueError where its extensions are none."""
+        if not self.login.get("provideClusterInfo"):
+            return None
+        told = {key: self.cluster[key] for key in _TOLD_TO_LOGINS if self.cluster.get(key)}
+        file = self.cluster.get("certificate-authority")
+        if file and "certificate-authority-data" not in told:
+            told["certificate-authority-data"] = base64.b64encode(Path(file).read_bytes()).decode()
+        extensions = {one.get("name"): one.get("extension") for one in map(dict, self.cluster.get("extensions") or ())}
+        return told | ({"config": extensions[_FOR_LOGINS]} if _FOR_LOGINS in extensions else {})
+
+
+_TOLD_TO_LOGINS = (
+    *("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data"),
+    *("proxy-url", "disable-compression"),
+)
+_FOR_LOGINS = "client.authentication.k8s.io/exec"
+"""The name of what a cluster has for login commands alone."""
 
 
 def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
@@ -97,14 +131,7 @@ def _choose(context: str | None, files: list[Path]) -> Chosen:
         raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
     cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
     user: dict[str, Any] = next((one["user"] for one in merged["users"] if one["name"] == chosen.context.user), {})
-    mode = (user.get("exec") or {}).get("interactiveMode") or "IfAvailable"
-    return Chosen(
-        chosen,
-        cluster.get("proxy-url"),
-        cluster.get("tls-server-name"),
-        str(mode),
-        _impersonation(user, where),
-    )
+    return Chosen(chosen, cluster, user.get("exec") or {}, _impersonation(user, where))
 
 
 def _impersonation(user: Mapping[str, Any], where: str) -> Impersonation:

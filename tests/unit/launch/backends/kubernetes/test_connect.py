@@ -475,7 +475,7 @@ def test_a_login_command_may_give_a_certificate(tmp_path: Path) -> None:
             loaded.append((file, Path(file).read_text()))
 
     command = UserExec("client.authentication.k8s.io/v1", "echo", args=[json.dumps({"status": status})])
-    login = ExecLogin(command, server="https://x", tls=Tls())  # type: ignore[arg-type]
+    login = ExecLogin(command, tls=Tls())  # type: ignore[arg-type]
     request = next(login.sync_auth_flow(httpx2.Request("GET", "https://x")))
     assert "Authorization" not in request.headers
     (file, text) = loaded[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import defaultdict
+from datetime import date
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ import pytest
 from rankzero.errors import ConfigError, RankzeroError
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import connect
-from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
 from rankzero.launch.resource import POD
+from tests.support.certificates import authority
 from tests.support.fake_cluster import TOKEN
 from tests.support.servers import serving
-from tests.unit.launch.backends.kubernetes.runs import Ticks
-from tests.unit.launch.backends.kubernetes.test_connect import config, write
+from tests.unit.launch.backends.kubernetes.runs import Bench, Ticks
+from tests.unit.launch.backends.kubernetes.test_connect import config, login, write
 
 
 class Noting(BaseHTTPRequestHandler):
@@ -108,3 +111,49 @@ class TestImpersonation:
         with pytest.raises(ConfigError, match=words) as caught:
             connect(None, env)
         assert caught.value.problems[0].where == str(tmp_path / "k")
+
+
+class TestWhatALoginCommandIsTold:
+    """In KUBERNETES_EXEC_INFO."""
+
+    def told(self, bench: Bench, tmp_path: Path, cluster: dict[str, Any], **command: Any) -> Any:
+        script = f"""
+with open({str(tmp_path / "told")!r}, "w") as file:
+    file.write(os.environ["KUBERNETES_EXEC_INFO"])
+print(json.dumps({{"status": {{"token": {TOKEN!r}}}}}))"""
+        asked = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login(tmp_path, script)), **command}
+        value = config(bench.cluster.url, exec=asked)
+        value["clusters"][0]["cluster"] |= cluster
+        env = write(tmp_path / "k", value)
+        assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+        return json.loads((tmp_path / "told").read_text())["spec"]
+
+    def test_nothing_of_the_cluster_where_it_did_not_ask(self, bench: Bench, tmp_path: Path) -> None:
+        assert self.told(bench, tmp_path, {"tls-server-name": "api"}) == {"interactive": False}
+        assert self.told(bench, tmp_path, {}, provideClusterInfo=False) == {"interactive": False}
+
+    def test_all_of_the_cluster_where_it_asked(self, bench: Bench, tmp_path: Path) -> None:
+        own = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a", "since": date(2026, 11, 1)}}
+        cluster = {
+            "tls-server-name": "api.inside",
+            "insecure-skip-tls-verify": True,
+            "proxy-url": bench.cluster.url,
+            "extensions": [{"name": "somebody's", "extension": {"x": 1}}, own],
+        }
+        told = self.told(bench, tmp_path, cluster, provideClusterInfo=True)
+        assert told["cluster"] == {
+            "server": bench.cluster.url,
+            "tls-server-name": "api.inside",
+            "insecure-skip-tls-verify": True,
+            "proxy-url": bench.cluster.url,
+            "config": {"audience": "a", "since": "2026-11-01"},
+        }
+
+    @pytest.mark.parametrize("way", ["data", "file"])
+    def test_the_authority_wherever_it_stands(self, bench: Bench, tmp_path: Path, way: str) -> None:
+        pem = authority().pem
+        (tmp_path / "ca.pem").write_bytes(pem)
+        data = base64.b64encode(pem).decode()
+        cluster = {"certificate-authority-data": data} if way == "data" else {"certificate-authority": "ca.pem"}
+        told = self.told(bench, tmp_path, cluster, provideClusterInfo=True)
+        assert told["cluster"] == {"server": bench.cluster.url, "certificate-authority-data": data}
