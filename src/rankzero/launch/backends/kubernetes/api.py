@@ -92,7 +92,7 @@ class Api:
         self._silence_told = False
         self._spoken = False
         """Whether the server has ever answered."""
-        self.place = Place(without_secrets(connection.server), connection.context, namespace)
+        self.place = Place(without_secrets(connection.server), connection.context, namespace, connection.proxy)
 
     def now(self) -> datetime:
         """The server's time: ages are of what it has stamped, and this machine's clock may be minutes off."""

@@ -29,6 +29,7 @@ from rankzero.errors import AccessError, ConfigError
 from rankzero.launch.backends.kubernetes.connections import Connections
 from rankzero.launch.backends.kubernetes.kubeconfig import Chosen, Impersonation, find_config, place
 from rankzero.launch.backends.kubernetes.login import log_in, may_ask
+from rankzero.launch.backends.kubernetes.proxies import Proxy, machine_proxy
 
 TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 """A busy API server takes its time; one that cannot be reached is known soon."""
@@ -43,6 +44,8 @@ class Connection:
     http: httpx2.Client = field(repr=False)
     server: str
     context: str
+    proxy: str = ""
+    """What names the proxy that it goes through, where there is one."""
 
 
 def connect(context: str | None, env: Mapping[str, str]) -> Connection:
@@ -50,9 +53,12 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     chosen = find_config(context, env)
     user = chosen.config.user or User()
     config = chosen.config._replace(user=user)
+    proxy: Proxy | None = None
     try:
         _must_have_key(user)
-        params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config) | {"limits": LIMITS}
+        proxy = Proxy(chosen.proxy, f"{place(env)} proxy-url") if chosen.proxy else machine_proxy(config.cluster.server)
+        params = ConnectionParams(timeout=TIMEOUT, proxy=proxy.url if proxy is not None else None).httpx_params(config)
+        params |= {"limits": LIMITS, "trust_env": False}  # of which nothing but another choice of proxies is left
         _trust_as_kubectl(params["verify"])
         if user.exec is not None:
             params = _with_login(user.exec, chosen, params)
@@ -61,7 +67,7 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
         headers = [("User-Agent", "rankzero"), *_impersonating(chosen.impersonates)]
         http = httpx2.Client(**params, headers=[(name.encode(), value.encode()) for name, value in headers])
     except ImportError as error:  # of httpx, whose own words name a package that is not ours
-        where = f"{place(env)} proxy-url" if chosen.proxy else _variable_of_socks()
+        where = proxy.source if proxy is not None else place(env)
         hint = "`pip install socksio`, or name a proxy that speaks HTTP"
         raise ConfigError("a SOCKS proxy needs the package socksio", where=where, hint=hint) from error
     except (KubeconfigError, httpx2.InvalidURL, OSError, TypeError, ValueError) as error:
@@ -70,7 +76,7 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     if chosen.server_name is not None:
         name = chosen.server_name
         http.event_hooks["request"].append(lambda request: request.extensions.update(sni_hostname=name))
-    return Connection(http, config.cluster.server, config.context_name)
+    return Connection(http, config.cluster.server, config.context_name, proxy.source if proxy is not None else "")
 
 
 _IN_NAMES_OF_HEADERS = "!#$&'*+-.^_`|~"
@@ -113,12 +119,6 @@ def _must_have_key(user: User) -> None:
     """lightkube takes a certificate for one with a key."""
     if (user.client_cert or user.client_cert_data) and not (user.client_key or user.client_key_data):
         raise KubeconfigError("its user has a client certificate and no key")
-
-
-def _variable_of_socks() -> str:
-    """Of this machine's proxies, which httpx takes from the environment."""
-    names = [name for name, value in os.environ.items() if name.upper().endswith("_PROXY") and "socks" in value.lower()]
-    return f"environment {names[0]}" if names else "proxy of this machine"
 
 
 class TokenFile(httpx2.Auth):

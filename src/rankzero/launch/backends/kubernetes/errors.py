@@ -33,6 +33,13 @@ class Place:
     server: str
     context: str
     namespace: str
+    proxy: str = ""
+    """What names the proxy that they go through, where there is one."""
+
+    @property
+    def between(self) -> str:
+        """The end of a hint about the way there."""
+        return f"; the way there is through a proxy ({self.proxy})" if self.proxy else ""
 
 
 class ApiError(Exception):
@@ -119,7 +126,7 @@ def _words(failure: ApiError, place: Place) -> tuple[str, str]:
         return _without_tls(refusal.message, place)
     if refusal.status == NO_ANSWER:
         reach = f"`kubectl --context {place.context} get pods -n {place.namespace}` asks the same server"
-        return f"the cluster does not answer: {refusal.message}", f"is the network or VPN up? {reach}"
+        return f"the cluster does not answer: {refusal.message}", f"is the network or VPN up? {reach}{place.between}"
     kind, run = (resource.kind if resource is not None else ""), failure.subject.partition("/")[2]
     reason = reason_of(refusal, Asked(f"the cluster refused to {refusal.verb}", run, kind, place.context))
     if refusal.status == 404 and reason.code == "refused":
@@ -135,6 +142,6 @@ def _without_tls(message: str, place: Place) -> tuple[str, str]:
             f"the certificate-authority of context {place.context} in the kubeconfig has to be this server's: get a new"
             " kubeconfig; a proxy that opens TLS has an authority of its own; or is this machine's clock wrong?"
         )
-        return f"the server's certificate is not trusted: {message}", hint
+        return f"the server's certificate is not trusted: {message}", hint + place.between
     hint = f"is https right for this address and port? It is the server of context {place.context} in the kubeconfig"
-    return f"the server and this machine do not agree on TLS: {message}", hint
+    return f"the server and this machine do not agree on TLS: {message}", hint + place.between

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections import defaultdict
 from datetime import date
 from http.server import BaseHTTPRequestHandler
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.errors import ConfigError, RankzeroError
+from rankzero.errors import ConfigError, RankzeroError, ServiceError
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
@@ -157,3 +158,80 @@ print(json.dumps({{"status": {{"token": {TOKEN!r}}}}}))"""
         cluster = {"certificate-authority-data": data} if way == "data" else {"certificate-authority": "ca.pem"}
         told = self.told(bench, tmp_path, cluster, provideClusterInfo=True)
         assert told["cluster"] == {"server": bench.cluster.url, "certificate-authority-data": data}
+
+
+class TestProxiesOfThisMachine:
+    """Who goes through them, and who is told of them."""
+
+    DEAD = "http://127.0.0.1:9"
+
+    @pytest.fixture(autouse=True)
+    def no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+
+    @pytest.mark.parametrize("way", ["token", "login command"])
+    def test_a_server_on_this_machine_is_asked_directly(
+        self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        """As kubectl asks kind's, minikube's, and what a tunnel leads to."""
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, self.DEAD)
+        said = json.dumps({"status": {"token": TOKEN}})
+        command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [said]}
+        user: dict[str, Any] = {"token": TOKEN} if way == "token" else {"exec": command}
+        for host in ("127.0.0.1", "localhost"):
+            env = write(tmp_path / "k", config(bench.cluster.url.replace("127.0.0.1", host), **user))
+            assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+    def test_others_are_asked_through_them(self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The fake cluster plays a proxy for an address that is nowhere."""
+        monkeypatch.setenv("http_proxy", bench.cluster.url.removeprefix("http://"))
+        env = write(tmp_path / "k", config("http://cluster.invalid", token=TOKEN))
+        assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+    @pytest.mark.parametrize(
+        ("server", "listed", "direct"),
+        [
+            ("https://10.1.2.3:6443", "10.0.0.0/8", True),
+            ("https://10.1.2.3:6443", "192.168.0.0/16,10.1.2.3", True),
+            ("https://10.1.2.3:6443", "10.1.2.3:6443", True),
+            ("https://10.1.2.3:6443", "10.1.2.3:443,192.168.0.0/16,1.2.3", False),
+            ("https://api.corp.example", "example", True),
+            ("https://api.corp.example", "a, .corp.Example ", True),
+            ("https://api.corp.example", "*.corp.example", True),
+            ("https://API.corp.example", "api.corp.example:443", True),
+            ("https://api.corp.example", "pi.corp.example,.api.corp.example,", False),
+            ("https://api.corp.example", "*", True),
+            ("https://[fd00::1]:6443", "fd00::/8", True),
+            ("https://[fd00::1]:6443", "[fd00::1]:6443", True),
+            ("https://[fd00::1]:6443", "10.0.0.0/8,fd00::2", False),
+            ("https://[::1]:6443", "", True),
+            ("https://127.9.9.9:6443", "", True),
+            ("https://localhost.example", "", False),
+        ],
+    )
+    def test_no_proxy_is_read_as_kubectl_reads_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, listed: str, direct: bool
+    ) -> None:
+        monkeypatch.setenv("HTTPS_PROXY", self.DEAD)
+        monkeypatch.setenv("NO_PROXY", listed)
+        connection = connect(None, write(tmp_path / "k", config(server, token=TOKEN)))
+        assert connection.proxy == ("" if direct else "environment HTTPS_PROXY")
+
+    @pytest.mark.parametrize("of", ["this machine", "the cluster"])
+    def test_one_that_leads_nowhere_is_named(
+        self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+    ) -> None:
+        value = config("https://cluster.invalid", token=TOKEN)
+        if of == "this machine":
+            monkeypatch.setenv("HTTPS_PROXY", "http://me:canary@127.0.0.1:9")
+        else:
+            value["clusters"][0]["cluster"]["proxy-url"] = "http://me:canary@127.0.0.1:9"
+        api = Api(connect(None, write(tmp_path / "k", value)), "train", say=bench.said.append, clock=Ticks().clock())
+        with pytest.raises(ServiceError, match="does not answer") as caught:
+            KubernetesBackend(api).runs()
+        named = "environment HTTPS_PROXY" if of == "this machine" else f"{tmp_path / 'k'} proxy-url"
+        (problem,) = caught.value.problems
+        assert problem.hint.endswith(f"; the way there is through a proxy ({named})")
+        assert "canary" not in f"{problem} {bench.said}"
