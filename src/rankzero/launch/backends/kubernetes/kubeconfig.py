@@ -6,6 +6,7 @@ import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
     """The chosen context: of $KUBECONFIG, of ~/.kube/config, or the pod's own service account. Raises ConfigError."""
     named = [Path(os.path.expanduser(name)) for name in env.get(VARIABLE, "").split(os.pathsep) if name]
     usual = Path(os.path.expanduser(env.get("HOME", "~"))) / ".kube" / "config"
-    files = [path for path in named or [usual] if path.is_file()]
+    files = [path for path in named or [usual] if os.path.exists(path) and not os.path.isdir(path)]
     if files:
         return _choose(context, files)
     if named:
@@ -178,7 +179,7 @@ def _resolved(value: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     hint = "`kubectl config view` says more"
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(_text(path)) or {}  # kubectl takes empty files as well
     except yaml.MarkedYAMLError as error:  # its own text quotes lines of the file, which hold credentials
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(f"not YAML: {error.problem}", where=f"{path}:{line}") from None
@@ -189,6 +190,17 @@ def _read(path: Path) -> dict[str, Any]:
         what = "not a kubeconfig: it has no clusters, users and contexts"
         raise ConfigError(what, where=str(path), hint=hint)
     return dict(value)
+
+
+def _text(path: Path) -> str:
+    status = path.stat()
+    return path.read_text(encoding="utf-8") if path.is_file() else _said(path, status.st_dev, status.st_ino)
+
+
+@cache
+def _said(pipe: Path, _device: int, _inode: int) -> str:
+    """What KUBECONFIG=<(…) says, which can be read once, by whoever in this process asks first."""
+    return pipe.read_text(encoding="utf-8")
 
 
 def place(env: Mapping[str, str]) -> str:

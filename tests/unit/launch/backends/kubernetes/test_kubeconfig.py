@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rankzero.errors import ConfigError, RankzeroError, ServiceError
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
+from rankzero.launch.backends.kubernetes.kubeconfig import namespace_of
 from rankzero.launch.resource import POD
 from tests.support.certificates import authority
 from tests.support.fake_cluster import TOKEN
@@ -51,6 +53,30 @@ class Noting(BaseHTTPRequestHandler):
 
 def api_of(value: Any, directory: Path) -> Api:
     return Api(connect(None, write(directory / "k", value)), "train", say=lambda _: None, clock=Ticks().clock())
+
+
+def test_what_a_pipe_says_is_read_once_for_all_who_ask(bench: Bench) -> None:
+    """As of KUBECONFIG=<(…)."""
+    value = config(bench.cluster.url, token=TOKEN)
+    value["contexts"][0]["context"]["namespace"] = "of-the-pipe"
+    reads, writes = os.pipe()
+    try:
+        os.write(writes, yaml.safe_dump(value).encode())
+        os.close(writes)
+        env = {"KUBECONFIG": f"/dev/fd/{reads}"}
+        assert namespace_of(None, env) == "of-the-pipe"
+        assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+    finally:
+        os.close(reads)
+
+
+def test_what_is_empty_or_a_directory_adds_nothing(bench: Bench, tmp_path: Path) -> None:
+    write(tmp_path / "k", config(bench.cluster.url, token=TOKEN))
+    env = {"KUBECONFIG": f"/dev/null:{tmp_path}:{tmp_path / 'k'}"}
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+    for named in ("/dev/null", str(tmp_path)):
+        with pytest.raises(ConfigError, match="no current context|no such file"):
+            connect(None, {"KUBECONFIG": named})
 
 
 class TestImpersonation:
