@@ -6,6 +6,7 @@ Messages are matched by their stable parts. Knows neither how calls are made nor
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,7 +62,7 @@ class Asked:
     @property
     def kubectl(self) -> str:
         """The command for the same cluster."""
-        return f"kubectl --context {self.context}" if self.context else "kubectl"
+        return f"kubectl --context {shlex.quote(self.context)}" if self.context else "kubectl"
 
 
 @dataclass(frozen=True, slots=True)

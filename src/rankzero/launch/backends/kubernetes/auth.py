@@ -44,6 +44,7 @@ class Connection:
     http: httpx2.Client = field(repr=False)
     server: str
     context: str
+    """Of a kubeconfig; nothing where it is a pod's own service account."""
     proxy: str = ""
     """What names the proxy that it goes through, where there is one."""
 
@@ -76,7 +77,7 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     if chosen.server_name is not None:
         name = chosen.server_name
         http.event_hooks["request"].append(lambda request: request.extensions.update(sni_hostname=name))
-    return Connection(http, config.cluster.server, config.context_name, proxy.source if proxy is not None else "")
+    return Connection(http, config.cluster.server, chosen.context, proxy.source if proxy is not None else "")
 
 
 _IN_NAMES_OF_HEADERS = "!#$&'*+-.^_`|~"

@@ -32,9 +32,15 @@ class Place:
 
     server: str
     context: str
+    """Of a kubeconfig; nothing where there is none, but a pod's own service account."""
     namespace: str
     proxy: str = ""
     """What names the proxy that they go through, where there is one."""
+
+    @property
+    def named(self) -> str:
+        """Where it stands which cluster it is."""
+        return f"context {self.context} in the kubeconfig" if self.context else "this pod's service account"
 
     @property
     def between(self) -> str:
@@ -118,14 +124,12 @@ def _words(failure: ApiError, place: Place) -> tuple[str, str]:
     """What was refused, and what to do; only what the connection itself says is put into words here."""
     refusal, resource = failure.refusal, failure.resource
     if refusal.reason == NO_API:
-        hint = (
-            f"correct the server of context {place.context} in the kubeconfig; or is a login page or a proxy between?"
-        )
-        return refusal.message, hint
+        return refusal.message, f"correct the server of {place.named}; or is a login page or a proxy between?"
     if failure.is_without_tls:
         return _without_tls(refusal.message, place)
     if refusal.status == NO_ANSWER:
-        reach = f"`kubectl --context {place.context} get pods -n {place.namespace}` asks the same server"
+        asked = Asked("", context=place.context)
+        reach = f"`{asked.kubectl} get pods -n {place.namespace}` asks the same server"
         return f"the cluster does not answer: {refusal.message}", f"is the network or VPN up? {reach}{place.between}"
     kind, run = (resource.kind if resource is not None else ""), failure.subject.partition("/")[2]
     reason = reason_of(refusal, Asked(f"the cluster refused to {refusal.verb}", run, kind, place.context))
@@ -139,9 +143,9 @@ def _words(failure: ApiError, place: Place) -> tuple[str, str]:
 def _without_tls(message: str, place: Place) -> tuple[str, str]:
     if "CERTIFICATE_VERIFY_FAILED" in message:
         hint = (
-            f"the certificate-authority of context {place.context} in the kubeconfig has to be this server's: get a new"
+            f"the certificate-authority of {place.named} has to be this server's: get a new"
             " kubeconfig; a proxy that opens TLS has an authority of its own; or is this machine's clock wrong?"
         )
         return f"the server's certificate is not trusted: {message}", hint + place.between
-    hint = f"is https right for this address and port? It is the server of context {place.context} in the kubeconfig"
+    hint = f"is https right for this address and port? It is the server of {place.named}"
     return f"the server and this machine do not agree on TLS: {message}", hint + place.between

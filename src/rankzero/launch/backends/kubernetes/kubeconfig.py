@@ -39,6 +39,8 @@ class Chosen:
     login: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The user's login command as it stands there."""
     impersonates: Impersonation = field(default_factory=Impersonation)
+    context: str = ""
+    """What kubectl knows it by; nothing where it is a pod's own service account."""
 
     @property
     def proxy(self) -> str | None:
@@ -132,7 +134,7 @@ def _choose(context: str | None, files: list[Path]) -> Chosen:
         raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
     cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
     user: dict[str, Any] = next((one["user"] for one in merged["users"] if one["name"] == chosen.context.user), {})
-    return Chosen(chosen, cluster, user.get("exec") or {}, _impersonation(user, where))
+    return Chosen(chosen, cluster, user.get("exec") or {}, _impersonation(user, where), wanted)
 
 
 def _impersonation(user: Mapping[str, Any], where: str) -> Impersonation:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from rankzero.errors import ConfigError, RankzeroError, ServiceError
+from rankzero.launch.backends.kubernetes import kubeconfig
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
@@ -77,6 +78,31 @@ def test_what_is_empty_or_a_directory_adds_nothing(bench: Bench, tmp_path: Path)
     for named in ("/dev/null", str(tmp_path)):
         with pytest.raises(ConfigError, match="no current context|no such file"):
             connect(None, {"KUBECONFIG": named})
+
+
+def test_a_pods_own_service_account_is_no_context(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed for people to type works in the pod, where kubectl finds the account without one."""
+    for name, content in {"token": TOKEN, "namespace": "train", "ca.crt": authority().pem.decode()}.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "9")
+    env = {"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+    api = Api(connect(None, env), "train", say=bench.said.append, clock=Ticks().clock())
+    with pytest.raises(ServiceError, match="does not answer") as caught:
+        KubernetesBackend(api).runs()
+    assert "`kubectl get pods -n train`" in caught.value.problems[0].hint
+
+
+def test_a_context_whose_name_a_shell_would_split(bench: Bench, tmp_path: Path) -> None:
+    value = config("http://127.0.0.1:9", token=TOKEN)
+    value["current-context"] = value["contexts"][0]["name"] = "my cluster"
+    api = Api(connect(None, write(tmp_path / "k", value)), "train", say=bench.said.append, clock=Ticks().clock())
+    with pytest.raises(ServiceError, match="does not answer") as caught:
+        KubernetesBackend(api).runs()
+    assert "`kubectl --context 'my cluster' get pods -n train`" in caught.value.problems[0].hint
 
 
 class TestImpersonation:
