@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 
 from rankzero.doctor.finding import Finding, look, ok, wrong
@@ -41,14 +42,19 @@ def tokens(env: Mapping[str, str]) -> Iterator[Finding]:
 def hub_token(env: Mapping[str, str]) -> tuple[str, str]:
     """Where the Hub's token is from, and the token; both empty where there is none."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"):
-        if env.get(name, "").strip():
-            return name, env[name].strip()
+        if token := _without_line_ends(env.get(name, "")):
+            return name, token
     path = Path(env.get("HF_TOKEN_PATH") or hub_home(env) / "token")
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        token = _without_line_ends(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return "", ""
-    return (str(path), text) if text else ("", "")
+    return (str(path), token) if token else ("", "")
+
+
+def _without_line_ends(text: str) -> str:
+    """As the Hub's client takes a token, also from within: of a line that an editor has broken."""
+    return text.replace("\r", "").replace("\n", "").strip()
 
 
 def reach_hub(env: Mapping[str, str]) -> Finding:
@@ -58,6 +64,9 @@ def reach_hub(env: Mapping[str, str]) -> Finding:
     url = (env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     _, token = hub_token(env)
     path = "/api/whoami-v2" if token else "/api/models?limit=1"
+    if not (token.isascii() and token.isprintable()):
+        fix = "make a new one at huggingface.co/settings/tokens, then hf auth login"
+        return wrong("Hub", "the token has characters that no token has", fix, ExitCode.ACCESS)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=SECONDS) as answer:
@@ -68,7 +77,7 @@ def reach_hub(env: Mapping[str, str]) -> Finding:
             fix = "make a new one at huggingface.co/settings/tokens, then hf auth login"
             return wrong("Hub", f"{url} does not accept the token ({error.code})", fix, ExitCode.ACCESS)
         return wrong("Hub", f"{url} answers {error.code}", "try again later", ExitCode.SERVICE)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         fix = "HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or model.local_dir and no Hub"
         return wrong("Hub", f"{url} cannot be reached: {_reason(error)}", fix, ExitCode.SERVICE)
     who = f" as {said.get('name', '?')}" if token and isinstance(said, dict) else ""
@@ -76,6 +85,13 @@ def reach_hub(env: Mapping[str, str]) -> Finding:
 
 
 def _reason(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    number = getattr(reason, "errno", None)
-    return os.strerror(number) if isinstance(number, int) and number > 0 else str(reason)
+    """Why, in words that hold nothing of what was sent."""
+    if isinstance(error, OSError):
+        reason = getattr(error, "reason", error)
+        number = getattr(reason, "errno", None)
+        return os.strerror(number) if isinstance(number, int) and number > 0 else str(reason)
+    if isinstance(error, HTTPException) and not isinstance(error, InvalidURL):
+        return f"what answers there does not speak HTTP ({type(error).__name__})"
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return "what answers there is not the Hub"
+    return "that is no URL"

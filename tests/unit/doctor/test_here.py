@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -239,7 +240,14 @@ def test_tokens(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing forbids the network."""
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub(online: None) -> Iterator[HTTPServer]:
     """The Hub, with one token that it accepts."""
 
     class Answers(BaseHTTPRequestHandler):
@@ -255,8 +263,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -278,3 +284,56 @@ def test_the_hub_is_asked_where_somebody_wants_it(
     assert (closed.state, closed.code) == ("wrong", 69) and "Connection refused" in closed.what
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert reach_hub(env).state == "look"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_a_token_that_was_broken_into_lines_is_one(hub: HTTPServer, tmp_path: Path, end: str) -> None:
+    """As the Hub's client takes it, wherever it stands."""
+    (tmp_path / "token").write_bytes(f"hf_it{end}{SECRET.removeprefix('hf_it')}{end}".encode())
+    env = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN_PATH": str(tmp_path / "token")}
+    assert reach_hub(env).what.endswith("answers as somebody")
+    del env["HF_TOKEN_PATH"]
+    assert reach_hub({**env, "HF_TOKEN": (tmp_path / "token").read_text()}).what.endswith("answers as somebody")
+
+
+@pytest.mark.parametrize("token", ["hf_may\x00not", "hf_mäynot", "hf_may\x0bnot"])
+def test_a_token_that_no_header_takes_is_not_shown(hub: HTTPServer, tmp_path: Path, token: str) -> None:
+    env = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path), "HF_TOKEN": token}
+    found = reach_hub(env)
+    assert (found.state, found.code) == ("wrong", 77) and "characters that no token has" in found.what
+    assert "not" not in found.what.replace("no token", "") and "hf_m" not in str(found)
+
+
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.7\r\n\r\n", "does not speak HTTP (BadStatusLine)"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "does not speak HTTP (IncompleteRead)"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "what answers there is not the Hub"),
+        (b"", "closed connection without response"),
+    ],
+)
+def test_what_is_no_hub(said: bytes, words: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = reach_hub({"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HF_HOME": str(tmp_path)})
+        thread.join()
+    assert (found.state, found.code) == ("wrong", 69) and words in found.what
+
+
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize("endpoint", ["http://hf mirror", "hf.mirror", "http://[hf"])
+def test_an_endpoint_that_is_no_url(endpoint: str, tmp_path: Path) -> None:
+    found = reach_hub({"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_TOKEN": SECRET})
+    assert (found.state, found.code) == ("wrong", 69) and "that is no URL" in found.what
+    assert SECRET not in str(found)
