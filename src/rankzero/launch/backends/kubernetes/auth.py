@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import msgspec
 from lightkube import ConfigError as KubeconfigError
 from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.models import User, UserExec
@@ -53,6 +54,9 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     """Open no connection yet, but have everything for one. Raises ConfigError, or AccessError for a failed login."""
     chosen = find_config(context, env)
     user = chosen.config.user or User()
+    if user.token:
+        where = f"{place(env)} token"
+        user = msgspec.structs.replace(user, token=_of_a_header(user.token, where=where))
     config = chosen.config._replace(user=user)
     proxy: Proxy | None = None
     try:
@@ -131,12 +135,12 @@ class TokenFile(httpx2.Auth):
     def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         """Put what is in the file by now on a request."""
         try:
-            token = self._path.read_text(encoding="utf-8").strip()
+            token = self._path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
             hint = "log in again, or correct tokenFile in the kubeconfig"
             raise AccessError(f"cannot be read: {why}", where=f"tokenFile {self._path}", hint=hint) from None
-        _put(request, token)
+        _put(request, _of_a_header(token, where=f"tokenFile {self._path}"))
         yield request
 
 
@@ -211,7 +215,7 @@ class ExecLogin(httpx2.Auth):
                 self._take_certificate(str(certificate), str(status["clientKeyData"]))
             elif not token:
                 raise KeyError
-            return token, _moment(ends) if ends else None
+            return _of_a_header(token, where=where), _moment(ends) if ends else None
         except (AttributeError, ValueError, KeyError, TypeError, ssl.SSLError):  # the cause holds its output
             raise AccessError("it gave no token and no certificate", where=where, hint="log in again") from None
 
@@ -230,6 +234,15 @@ class ExecLogin(httpx2.Auth):
 def _moment(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _of_a_header(token: str, *, where: str) -> str:
+    """The token, without what a file has around it. Raises AccessError for one that no header takes: the client's own
+    error would quote it."""
+    token = token.strip()
+    if not token.isprintable():
+        raise AccessError("the token has a line break or the like in it", where=where, hint="log in again")
+    return token
 
 
 def _put(request: httpx2.Request, token: str) -> None:

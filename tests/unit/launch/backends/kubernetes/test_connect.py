@@ -358,6 +358,25 @@ def test_a_token_that_was_renewed_in_its_file_is_taken(bench: Bench, tmp_path: P
     assert backend.runs() == []
 
 
+@pytest.mark.parametrize("way", ["token", "tokenFile", "exec"])
+def test_a_token_that_no_header_takes_is_not_shown(bench: Bench, tmp_path: Path, way: str) -> None:
+    """The client's own error quotes it, and it is no silence of the server, which would be waited out."""
+    token = "canary\ncanary"
+    (tmp_path / "token").write_text(token)
+    said = json.dumps({"status": {"token": token}})
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [said]}
+    user: dict[str, Any] = {"token": token, "tokenFile": str(tmp_path / "token"), "exec": command}
+    env = write(tmp_path / "k", config(bench.cluster.url, **{way: user[way]}))
+    with pytest.raises(AccessError, match="line break or the like") as caught:
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+    assert "canary" not in f"{caught.value} {bench.said}" and bench.cluster.requests == []
+
+
+def test_a_token_with_an_end_of_its_line_is_taken(bench: Bench, tmp_path: Path) -> None:
+    env = write(tmp_path / "k", config(bench.cluster.url, token=f"{TOKEN}\n"))
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+
 def without_socks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
 
