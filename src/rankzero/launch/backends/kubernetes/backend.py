@@ -15,9 +15,9 @@ from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.collect import all_runs, collect, with_endings
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes.execute import Place, execute, stream
+from rankzero.launch.backends.kubernetes.execute import Place, stream
 from rankzero.launch.backends.kubernetes.logs import Following, past_lines
-from rankzero.launch.backends.kubernetes.reader import there_meanwhile
+from rankzero.launch.backends.kubernetes.reader import Reader
 from rankzero.launch.backends.kubernetes.secrets import put_secret, secret_value
 from rankzero.launch.backends.kubernetes.serve import serve
 from rankzero.launch.backends.kubernetes.stop import cancel, delete
@@ -110,14 +110,13 @@ class KubernetesBackend:
 
     @contextmanager
     def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:
-        """A pod for as long as the context lasts."""
-        own = str(pod["spec"]["containers"][0]["name"])
+        """A pod for as long as the context lasts, or several, one after the other."""
+        with self._spoken(), Reader(self._api, pod, say) as reader:
 
-        def run(command: Sequence[str]) -> str:
-            with self._spoken():
-                return execute(self._api, Place(str(pod["metadata"]["name"]), own), command)
+            def run(command: Sequence[str]) -> str:
+                with self._spoken():
+                    return reader.execute(command)
 
-        with self._spoken(), there_meanwhile(self._api, pod, say):
             yield run
 
     def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:

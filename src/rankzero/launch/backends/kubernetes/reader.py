@@ -1,14 +1,17 @@
-"""A pod that is there for a while: created, waited for, removed. Knows nothing of what is done in it."""
+"""A pod that is there for a while: created, waited for, replaced where it ends too early, removed. Knows nothing of
+what is done in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
 
 from rankzero.errors import ConfigError, ServiceError
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.execute import Place, execute
 from rankzero.launch.backends.kubernetes.resources import CLAIM
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import Pod, parse_pod
@@ -17,6 +20,73 @@ from rankzero.launch.untyped_json import maps, text
 
 READY_SECONDS, LOOK_SECONDS = 300.0, 1.0
 _NEVER = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull")
+
+
+class PodEndedError(ServiceError):
+    """The pod has ended before the command."""
+
+
+class Reader:
+    """Runs commands in a pod, one after the other, and in another such pod when it has ended meanwhile: its life is
+    bounded, and a node may evict it. A context manager; raises as `there_meanwhile`."""
+
+    def __init__(self, api: Api, pod: Manifest, say: Say) -> None:
+        self._api, self._pod, self._say = api, pod, say
+        self._there = ExitStack()
+        self._made = 0
+
+    def __enter__(self) -> Reader:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._there.close()
+
+    def execute(self, command: Sequence[str]) -> str:
+        """What the command has printed; it may be given twice. Raises as `execute.execute`, and PodEndedError where two
+        pods have ended before it."""
+        try:
+            return self._once(command)
+        except PodEndedError as ended:
+            self._say(f"{ended.problems[0].where} {ended.problems[0].what}; another one reads on")
+        self._there.close()
+        self._begin()
+        return self._once(command)
+
+    @property
+    def _name(self) -> str:
+        """A pod that is being removed has its name till it is gone."""
+        first = str(self._pod["metadata"]["name"])
+        return first if self._made == 1 else f"{first}-{self._made}"
+
+    def _begin(self) -> None:
+        self._made += 1
+        pod = {**self._pod, "metadata": {**self._pod["metadata"], "name": self._name}}
+        self._there.enter_context(there_meanwhile(self._api, pod, self._say))
+
+    def _once(self, command: Sequence[str]) -> str:
+        own = str(self._pod["spec"]["containers"][0]["name"])
+        try:
+            return execute(self._api, Place(self._name, own), command)
+        except (ApiError, ServiceError) as error:
+            why = self._why_ended()
+            if why is None:
+                raise
+            hint = "the same command goes on with what it has"
+            raise PodEndedError(why, where=f"pod {self._name}", hint=hint) from error
+
+    def _why_ended(self) -> str | None:
+        """None: it runs, or nobody can tell."""
+        try:
+            item = self._api.read(POD, self._name)
+        except ApiError:  # the command's own error says more
+            return None
+        seen = None if item is None else parse_pod(item)
+        if seen is not None and seen.is_running:
+            return None
+        return _end(seen) if seen is None or seen.is_over else "is being removed"
 
 
 @contextmanager

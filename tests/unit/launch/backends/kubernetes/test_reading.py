@@ -98,6 +98,87 @@ def test_a_connection_that_breaks_is_tried_again(bench: Bench, tmp_path: Path, m
     assert fault.times == 0 and (tmp_path / "here" / "run.yaml").is_file()
 
 
+OVER = {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active on the node longer than allowed"}
+
+
+def runs_at_once(bench: Bench) -> None:
+    """Every pod, as soon as somebody waits for it."""
+    sleep = bench.ticks.sleep
+
+    def slept(seconds: float) -> None:
+        sleep(seconds)
+        for there in bench.cluster.store.of("pods"):
+            if "status" not in there or there["status"].get("phase") == "Pending":
+                bench.cluster.store.put({**there, "status": RUNS}, "train")
+
+    bench.ticks.sleep = slept  # type: ignore[method-assign]
+
+
+def ends(bench: Bench, how: str) -> None:
+    """All pods that there are."""
+    for name in [str(one["metadata"]["name"]) for one in bench.cluster.store.of("pods")]:
+        there = bench.cluster.store.find("pods", name)
+        assert there is not None
+        if how == "removed":
+            bench.cluster.store.drop("pods", name, "train")
+        else:
+            bench.cluster.store.put({**there, "status": OVER}, "train")
+
+
+@pytest.mark.parametrize("how", ["over", "removed"])
+@pytest.mark.parametrize("when", ["between", "within"])
+def test_a_pod_that_ends_before_its_run_is_here_is_followed_by_another_one(
+    how: str, when: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its deadline, or evicted: what takes longer is pulled all the same, each byte once."""
+    monkeypatch.setattr(pulling, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(pulling, "CHUNK", 1 << 16)
+    there = RunDir(tmp_path / "volume" / "runs" / "r")
+    there.checkpoints.mkdir(parents=True)
+    there.spec.write_text("name: r\n")
+    (there.root / "staged").mkdir()
+    (there.root / "staged" / "weights").write_bytes(bytes(range(256)) * 2000)
+    commit_directory(there.root / "staged", there.final, {})
+    mounted(tmp_path / "volume", bench)
+    inner, calls = bench.cluster.run, list[int]()
+
+    def run(command: list[str]) -> tuple[int, bytes, bytes]:
+        calls.append(1)
+        answer = inner(command)
+        if len(calls) in (4, 9):
+            ends(bench, how)
+            return answer if when == "between" else (137, b"", b"")
+        return answer
+
+    bench.cluster.run = run
+    runs_at_once(bench)
+    said: list[str] = []
+    with bench.backend().reading(pod(), said.append) as execute:
+        source = CommandSource.find(execute, "/outputs", "r", "outputs")
+        assert pull(source, tmp_path / "here", said.append).result
+        assert bench.cluster.names("pods") == [f"pods/{NAME}-3"]
+    verify_directory(tmp_path / "here" / "final")
+    assert bench.cluster.names("pods") == []
+    why = "ended: DeadlineExceeded" if how == "over" else "was removed by somebody"
+    assert [line for line in said if "another one reads on" in line and why in line], said
+
+
+def test_pods_that_end_one_after_the_other_are_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "PAUSE_SECONDS", 0.0)
+
+    def run(_command: list[str]) -> tuple[int, bytes, bytes]:
+        ends(bench, "over")
+        return 137, b"", b""
+
+    bench.cluster.run = run
+    runs_at_once(bench)
+    with bench.backend().reading(pod(), print) as execute, pytest.raises(ServiceError) as raised:
+        pulling.tried(lambda: execute(["true"]), print)
+    (problem,) = raised.value.problems
+    assert "ended: DeadlineExceeded" in problem.what and "the same command goes on" in problem.hint
+    assert bench.cluster.names("pods") == []
+
+
 def test_a_command_that_fails_is_told_with_its_last_line(bench: Bench, tmp_path: Path) -> None:
     mounted(tmp_path, bench)
     starts(bench, RUNS)
