@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rankzero.launch import kinds, labels
@@ -90,6 +90,9 @@ class PodLog:
     def past(self) -> Iterator[LogLine]:
         """What there is now, from the instance before this one on. Raises ApiError."""
         seen = self.seen
+        if seen.restarts and self.query.tail is not None:
+            yield from self._last_lines(self.query.tail)
+            return
         if seen.restarts:
             yield from self._read(previous=True)
         if seen.runs or seen.is_over or not seen.restarts:
@@ -99,7 +102,7 @@ class PodLog:
         """Everything until the pod has ended or is gone. Raises ApiError where the log may not be read."""
         instance = self.seen.restarts
         if instance:
-            yield from self._before()
+            yield from self._at_first()
         failures = 0
         while not self.streams.stopped.is_set():
             self._changed.clear()
@@ -149,10 +152,38 @@ class PodLog:
         elif not self._changed.is_set():
             self.pod = there
 
-    def _before(self) -> Iterator[LogLine]:
+    def _at_first(self) -> Iterator[LogLine]:
+        """What is shown of a pod that has restarted before its newest instance is followed."""
+        if self.query.tail is None:
+            yield from self._before()
+            return
+        try:
+            yield from self._last_lines(self.query.tail)
+        except ApiError as error:  # following begins with the same question, and says so where it is not answered
+            if error.status == 403:
+                raise
+            self._position, self._begun = LogPosition(), None
+
+    def _last_lines(self, tail: int) -> Iterator[LogLine]:
+        """So many, or as many as the query's time has: the newest instance's, after what it lacks of the one before."""
+        newest = list(self._read())
+        lacking, reached = tail - len(newest), self._position
+        if lacking > 0:
+            self._position = LogPosition()
+            began = newest[0].time if newest else None
+            since = self.query.since_seconds
+            for line in self._before({"tailLines": lacking} | ({} if since is None else {"sinceSeconds": since})):
+                # where the newest one has ended and waits for the next, its log is that of the one before as well
+                if began is None or line.time is None or line.time < began:
+                    yield line
+        if newest:
+            self._position = reached
+        yield from newest
+
+    def _before(self, limits: Mapping[str, int] | None = None) -> Iterator[LogLine]:
         """The instance before this one, from where reading stopped."""
         try:
-            yield from self._read(previous=True)
+            yield from self._read(previous=True, limits=limits)
         except ApiError as error:
             if error.status == 403:
                 raise
@@ -176,10 +207,14 @@ class PodLog:
         yield from self._before()
         self._position = current
 
-    def _read(self, *, follow: bool = False, previous: bool = False) -> Iterator[LogLine]:
+    def _read(
+        self, *, follow: bool = False, previous: bool = False, limits: Mapping[str, int] | None = None
+    ) -> Iterator[LogLine]:
         """One reading, new lines only. One that breaks or finds nothing to read just ends; a refused one raises."""
         params = {"container": self.seen.container, "timestamps": "true", **self._position.reconnect()}
-        params |= self._limits() if self._position.last is None else {}
+        if self._position.last is None:
+            limits = self._limits() if limits is None else limits
+            params |= {name: str(limit) for name, limit in limits.items()}
         params |= {"follow": "true"} if follow else {}
         params |= {"previous": "true"} if previous else {}
         path = POD.path(self.api.place.namespace, self._name, "log")
@@ -204,7 +239,7 @@ class PodLog:
             if not absent and (error.status != NO_ANSWER or not follow):
                 raise
 
-    def _limits(self) -> dict[str, str]:
+    def _limits(self) -> dict[str, int]:
         """From where to ask for a log of which no line has been seen: as the query says, once; then since that time."""
         since, tail = self.query.since_seconds, self.query.tail
         if self._begun is not None and (since is not None or tail is not None):
@@ -213,4 +248,4 @@ class PodLog:
                 None,
             )  # the server's seconds, not ours
         limits = {"sinceSeconds": since, "tailLines": tail}
-        return {name: str(limit) for name, limit in limits.items() if limit is not None}
+        return {name: limit for name, limit in limits.items() if limit is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ def follow(bench: Bench, **query: Any) -> list[LogLine]:
     return list(bench.backend().logs("r", LogQuery(follow=True, **query)))
 
 
-def texts(lines: list[LogLine], node: int = 0) -> list[str]:
+def texts(lines: Iterable[LogLine], node: int = 0) -> list[str]:
     return [line.text for line in lines if line.node == node and line.role == "node"]
 
 
@@ -108,6 +108,51 @@ def test_a_container_that_restarts(bench: Bench) -> None:
     lines = follow(bench)
     assert sorted(texts(lines)) == words
     assert texts(sorted(lines, key=lambda line: line.time or NEVER)) == words
+
+
+@pytest.mark.parametrize(
+    ("tail", "first"),
+    [
+        (2, ["second 2", "second 3"]),
+        (4, [f"second {number}" for number in range(4)]),
+        (6, ["first 3", "first 4", *(f"second {number}" for number in range(4))]),
+        (99, [*(f"first {number}" for number in range(5)), *(f"second {number}" for number in range(4))]),
+    ],
+)
+def test_the_last_lines_of_a_pod_that_has_restarted_in_place(bench: Bench, tail: int, first: list[str]) -> None:
+    """They are the newest container's, and before them what it lacks of the one before; then what is new."""
+    first_life: list[Act] = [("run",), *numbered(5, "first"), ("restart", 1), *numbered(4, "second")]
+    bench.cluster.script("node", 0, [*first_life, ("hold",), ("log", "new"), DONE])
+    bench.submit(objects(num_nodes=1), wait=False)
+    bench.cluster.world.run_down()
+    assert texts(bench.backend().logs("r", LogQuery(tail=tail))) == first
+    lines = bench.backend().logs("r", LogQuery(follow=True, tail=tail))
+    seen = [next(lines) for _ in first]
+    bench.cluster.world.release()
+    assert texts(seen) == first and texts(lines) == ["new"]
+    asked = [request.path for request in bench.cluster.requests if "/log?" in request.path]
+    assert all("tailLines" in path or "sinceTime" in path for path in asked), "no more than what is shown"
+
+
+def test_the_last_lines_of_a_pod_that_waits_to_be_started_again(bench: Bench) -> None:
+    """Its log is then that of the container that has ended, and so is the one before."""
+    bench.cluster.script("node", 0, [("run",), *numbered(3), ("restart", 1), *numbered(2, "more"), ("hold",)])
+    bench.submit(objects(num_nodes=1), wait=False)
+    bench.cluster.world.run_down()
+    [pod] = bench.cluster.store.of("pods")
+    [instances] = bench.cluster.world.logs.values()
+    instances.append(instances[-1])
+    assert instances[-2].lines is instances[-1].lines
+    log = PodLog(bench.api(), Streams(), pod, LogQuery(tail=9))
+    assert texts(log.past()) == ["more 0", "more 1"]
+
+
+def test_last_lines_that_are_refused_at_first_are_asked_for_again(bench: Bench) -> None:
+    bench.cluster.script("node", 0, [("run",), *numbered(3), ("restart", 1), *numbered(4, "more"), DONE])
+    bench.submit(objects(num_nodes=1), wait=False)
+    bench.cluster.world.run_down()
+    fault = bench.cluster.fail("GET", "/log", status=500, message="no route to kubelet", times=1)
+    assert texts(follow(bench, tail=2)) == ["more 2", "more 3"] and fault.times == 0
 
 
 @pytest.mark.parametrize(("read", "missing"), [(0, "none of it is here"), (1, "its end may be missing")])
