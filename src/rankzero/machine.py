@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -193,24 +193,38 @@ class Gpu:
     free: int
     capability: tuple[int, int]
     """NVIDIA's number of what it can compute: from (8, 0) on bfloat16."""
+    uuid: str = ""
 
 
 def nvidia_gpus() -> tuple[Gpu, ...]:
     """NVIDIA's GPUs, whatever CUDA_VISIBLE_DEVICES says; none where their driver does not answer."""
     if not shutil.which("nvidia-smi"):
         return ()
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+    asked = "--query-gpu=name,memory.total,memory.free,compute_cap,uuid"
+    command = ["nvidia-smi", asked, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        return tuple(_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 3)
+        return tuple(_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 4)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return ()
 
 
 def _gpu(line: str) -> Gpu:
-    name, memory, free, capability = (word.strip() for word in line.split(","))
+    name, memory, free, capability, uuid = (word.strip() for word in line.split(","))
     major, _, minor = capability.partition(".")
-    return Gpu(name, int(memory) << 20, int(free) << 20, (int(major), int(minor or 0)))
+    return Gpu(name, int(memory) << 20, int(free) << 20, (int(major), int(minor or 0)), uuid)
+
+
+def shown_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> dict[int, Gpu]:
+    """Of all GPUs those that a process here may use, by their driver's numbers. One of which the environment shows a
+    part (MIG) is none of them."""
+    entries = local_gpus(env)
+    return {number: gpu for number, gpu in enumerate(gpus) if any(_means(entry, number, gpu) for entry in entries)}
+
+
+def _means(entry: str, number: int, gpu: Gpu) -> bool:
+    """The beginning of a UUID is enough, as for the driver."""
+    return int(entry) == number if entry.isdecimal() else gpu.uuid.startswith(entry)
 
 
 def _nvidia_count() -> int:

@@ -14,7 +14,16 @@ from typing import Any
 
 from rankzero.doctor.finding import Finding, look, ok, wrong
 from rankzero.errors import ExitCode
-from rankzero.machine import available_memory, cpu_computes, local_gpu_count, nvidia_gpus, usable_cores, usable_memory
+from rankzero.machine import (
+    Gpu,
+    available_memory,
+    cpu_computes,
+    local_gpu_count,
+    nvidia_gpus,
+    shown_gpus,
+    usable_cores,
+    usable_memory,
+)
 from rankzero.wording import counted
 
 _SECONDS = 300
@@ -44,16 +53,18 @@ def devices(env: Mapping[str, str]) -> Iterator[Finding]:
         hidden = "; CUDA_VISIBLE_DEVICES hides them" if gpus else ""
         yield ok("GPUs", f"none: training is on the CPU{hidden}")
     else:
-        names = Counter(f"{gpu.name}, {gpu.memory / 1e9:.0f} GB" for gpu in gpus)
+        usable = shown_gpus(gpus, env)
+        names = Counter(f"{gpu.name}, {gpu.memory / 1e9:.0f} GB" for gpu in usable.values())
         words = "; ".join(f"{count} × {name}" for name, count in names.items()) or counted(shown, "GPU")
-        yield ok("GPUs", f"{words}, driver {_driver()}")
-        yield from _taken(gpus)
+        hidden = f"; CUDA_VISIBLE_DEVICES shows {len(usable)} of {len(gpus)}" if 0 < len(usable) < len(gpus) else ""
+        yield ok("GPUs", f"{words}, driver {_driver()}{hidden}")
+        yield from _taken(usable)
     if importlib.util.find_spec("torch") is not None:
         yield from _torch(shown)
 
 
-def _taken(gpus: tuple[Any, ...]) -> Iterator[Finding]:
-    busy = [str(index) for index, gpu in enumerate(gpus) if gpu.free < 0.5 * gpu.memory]
+def _taken(gpus: Mapping[int, Gpu]) -> Iterator[Finding]:
+    busy = [str(number) for number, gpu in gpus.items() if gpu.free < 0.5 * gpu.memory]
     if busy:
         what = f"less than half is free on GPU {', '.join(busy)}"
         yield look("GPU memory", what, "nvidia-smi shows whose processes they are; end them, or hide these GPUs")

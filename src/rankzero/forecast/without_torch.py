@@ -29,6 +29,7 @@ from rankzero.machine import (
     cpu_computes,
     local_gpu_count,
     nvidia_gpus,
+    shown_gpus,
     usable_cores,
     usable_memory,
 )
@@ -164,7 +165,7 @@ def place_and_precision(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
 
 
 def _gpu(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
-    gpus = nvidia_gpus()
+    gpus = [*shown_gpus(nvidia_gpus(), os.environ).values()]
     if not gpus or nproc > len(gpus) or len({gpu.name for gpu in gpus}) > 1:
         return None
     native = {"bfloat16": min(gpu.capability for gpu in gpus) >= (8, 0), "float16": True}

@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 
+from rankzero import machine
 from rankzero.doctor import devices, here, packages, places
 from rankzero.doctor.finding import Finding, exit_code, look, ok, to_json, wrong
 from rankzero.doctor.hub import reach_hub, tokens
 from rankzero.errors import ExitCode
 from rankzero.machine import Gpu
 from tests.support.cli import Cli
+from tests.support.nvidia_smi import four_gpus
 from tests.support.unreadable import close
 
 CONSTRAINTS = (Path(__file__).parents[3] / "constraints.txt").read_text(encoding="utf-8")
@@ -94,7 +96,7 @@ ON_GPUS = {
 def with_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, said: str, code: int = 0, errors: str = "") -> None:
     """A machine with GPUs, and what a process with torch says of it."""
     monkeypatch.setattr(devices, "nvidia_gpus", lambda: gpus)
-    monkeypatch.setattr(devices, "local_gpu_count", lambda _: len(gpus))
+    monkeypatch.setattr(machine, "_nvidia_count", lambda: len(gpus))
     monkeypatch.setattr(devices, "_driver", lambda: "580.95")
     done = subprocess.CompletedProcess([], code, said, errors)
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: done)
@@ -129,6 +131,33 @@ def test_a_torch_that_dies_and_a_gpu_that_is_taken(monkeypatch: pytest.MonkeyPat
     found = names(devices.devices({}))
     assert found["torch"].what == "ended with 1: CUDA error: device not ready" and found["torch"].state == "wrong"
     assert found["GPU memory"].what == "less than half is free on GPU 1" and found["GPU memory"].state == "look"
+
+
+H100S = "{} × NVIDIA H100, 86 GB, driver 580.95"
+
+
+@pytest.mark.parametrize(
+    ("shown", "what", "busy"),
+    [
+        ("0", f"{H100S.format(1)}; CUDA_VISIBLE_DEVICES shows 1 of 4", None),
+        ("1,0", f"{H100S.format(2)}; CUDA_VISIBLE_DEVICES shows 2 of 4", "GPU 1"),
+        ("GPU-2,GPU-0-of-4", f"{H100S.format(2)}; CUDA_VISIBLE_DEVICES shows 2 of 4", "GPU 2"),
+        ("0,1,2,3", "3 × NVIDIA H100, 86 GB; 1 × NVIDIA T4, 16 GB, driver 580.95", "GPU 1, 2, 3"),
+        (None, "3 × NVIDIA H100, 86 GB; 1 × NVIDIA T4, 16 GB, driver 580.95", "GPU 1, 2, 3"),
+        ("MIG-part-of-one", "1 GPU, driver 580.95", None),
+        ("", "none: training is on the CPU; CUDA_VISIBLE_DEVICES hides them", None),
+    ],
+)
+def test_of_gpus_that_the_environment_hides_only_their_number_is_said(
+    shown: str | None, what: str, busy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(four_gpus(tmp_path)), prepend=os.pathsep)
+    monkeypatch.setattr(devices, "_torch", lambda _: iter(()))
+    found = names(devices.devices({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}))
+    assert found["GPUs"].what == what
+    assert (found["GPU memory"].what if "GPU memory" in found else None) == (
+        busy and f"less than half is free on {busy}"
+    )
 
 
 def test_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

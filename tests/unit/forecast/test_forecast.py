@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,7 +33,7 @@ from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, pl
 from rankzero.forecast.forecast import SURELY_FASTER, Forecast, Place, make_forecast, of_equal_rows, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines, printed, rows
-from rankzero.forecast.without_torch import _lie_end_to_end, forecast_without_torch
+from rankzero.forecast.without_torch import _lie_end_to_end, forecast_without_torch, place_and_precision
 from rankzero.machine import cache_root
 from rankzero.model.attention import PROVEN, choose_attention
 from rankzero.model.stored_facts import PLAIN_DECODERS
@@ -44,6 +45,7 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.memory import make_spec
 from tests.support.memory_table import H100, METHODS, facts_of_shape
+from tests.support.nvidia_smi import four_gpus
 from tests.support.runs import log, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
 
@@ -251,6 +253,22 @@ def typed(spec: RunSpec, folder: Path, *words: str) -> tuple[int, str, str, list
     )
     out, _, end = done.stdout.rpartition("END ")
     return int(end.split()[0]), out, done.stderr, end.split()[1:]
+
+
+def test_a_forecast_is_of_the_gpus_that_the_environment_shows(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of others beside them are taken, and another kind."""
+    monkeypatch.setattr("rankzero.forecast.without_torch.version", lambda _: "2.13.0")
+    monkeypatch.setenv("PATH", str(four_gpus(tmp_path)), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    spec = small_spec(tmp_path, tiny)
+    assert place_and_precision(spec, 1) is None, "two kinds"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    found = place_and_precision(spec, 1)
+    assert found is not None
+    assert (found[0].name, found[0].limit, found[0].free) == ("NVIDIA H100", 81559 << 20, 80000 << 20)
+    assert place_and_precision(spec, 2) is None
 
 
 def test_a_dry_run_prints_the_box_without_torch(trained: tuple[RunSpec, int], tmp_path: Path) -> None:

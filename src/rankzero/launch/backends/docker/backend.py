@@ -41,7 +41,7 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.silence import SilentError
 from rankzero.launch.survey import Survey
-from rankzero.machine import local_gpus, nvidia_gpus, usable_cores, usable_memory
+from rankzero.machine import local_gpus, nvidia_gpus, shown_gpus, usable_cores, usable_memory
 from rankzero.wording import counted, listed
 
 Inspected = dict[str, Any]
@@ -87,7 +87,7 @@ class DockerBackend:
             raise
         except RankzeroError as error:
             refused = error
-        gpus = nvidia_gpus()
+        gpus = [*shown_gpus(nvidia_gpus(), self._env).values()]
         memory = f"{usable_memory() / 1e9:.3g} GB of memory"
         has = [("nodes", f"this machine: {usable_cores()} cores, {memory}, {counted(len(gpus), 'GPU')}")]
         taken = "the daemon would take the run" if refused is None else "a submit would be refused, as said below"
