@@ -75,7 +75,7 @@ class InfraSpec(Section):
     name: DnsLabel
     """Name of the cluster."""
     kubernetes_version: Version | None = None
-    """Version of the control plane, of two parts for nebius (1.30), of three for kind (1.36.1); absent: the provider's
+    """Version of the control plane, of two parts for nebius (1.35), of three for kind (1.36.1); absent: the provider's
     newest."""
     subnet: Text | None = None
     """Id of the control plane's subnet; absent: the first one of the project."""

@@ -22,8 +22,9 @@ from rankzero.spec.infra_spec import InfraSpec
 from tests.support.provider_programs import CHANGING, State, called, fresh
 
 ROOT = Path(__file__).parents[3]
-NEBIUS = recipe_files("distilbert-sst2")["infra.yaml"]
-"""What is shipped to start from."""
+SHIPPED = recipe_files("distilbert-sst2")["infra.yaml"]
+"""To start from."""
+NEBIUS = SHIPPED.replace("name: reza-k8s1\n", 'name: reza-k8s1\nkubernetes_version: "1.36"\n')
 KIND = "provider: kind\nname: here\nnodes: {name: all, count: 2}\n"
 TOKEN = "very-secret-token-of-nebius"
 
@@ -104,7 +105,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_every_command_of_before_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of the setup by hand that this replaces, and what is theirs alone."""
     monkeypatch.chdir(tmp_path)
-    bench = Bench(Path(), NEBIUS)
+    bench = Bench(Path(), NEBIUS.replace('"1.36"', '"1.30"'))  # theirs, which has had its end
     assert bench.create()["kubeconfig"] == "nebius-mk8s"
     assert bench.delete(with_data=True) == ["node-group", "filesystem", "service-account", "cluster"]
     names = (ROOT / "tests/fixtures/seed_names/4-distilbert.txt").read_text(encoding="utf-8").splitlines()
@@ -472,10 +473,18 @@ CHANGES = {
     "boot_disk_gib: 1000": "boot_disk_gib: 500",
     "size_gib: 2000": "size_gib: 8000",
     "block_size_bytes: 4096": "block_size_bytes: 8192",
-    '"1.30"': '"1.31"',
+    '"1.36"': '"1.37"',
     "version: 0.1.2": "version: 0.1.5",
     "provider: nebius": "provider: nebius\npublic_endpoint: false\nsubnet: subnet-2",
 }
+
+
+def test_what_is_shipped_asks_for_the_newest_version(tmp_path: Path) -> None:
+    """One that it names is out of support a year later, and then no cluster can be made of it."""
+    bench = Bench(tmp_path, SHIPPED)
+    bench.create()
+    [made] = [call for call in bench.state["calls"] if call[1:4] == ["mk8s", "cluster", "create"]]
+    assert "--control-plane-version" not in made and "reza-k8s1" in made
 
 
 def test_what_was_changed_in_the_file_since_is_said(bench: Bench) -> None:
@@ -1023,8 +1032,8 @@ def test_every_problem_of_a_file_at_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_infra_spec(tmp_path / "infra.yaml", env={})
     assert len(raised.value.problems) == 2, "platform and preset"
-    (tmp_path / "infra.yaml").write_text(NEBIUS.replace('"1.30"', '"1.30.4"'))
-    with pytest.raises(ConfigError, match=r"infra.yaml:5 kubernetes_version: nebius takes .* of 2 parts, not 1.30.4"):
+    (tmp_path / "infra.yaml").write_text(NEBIUS.replace('"1.36"', '"1.36.4"'))
+    with pytest.raises(ConfigError, match=r"infra.yaml:5 kubernetes_version: nebius takes .* of 2 parts, not 1.36.4"):
         load_infra_spec(tmp_path / "infra.yaml", env={})
 
 
