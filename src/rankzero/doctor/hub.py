@@ -8,10 +8,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException, InvalidURL
-from pathlib import Path
 
 from rankzero.doctor.finding import Finding, look, ok, wrong
-from rankzero.doctor.places import hub_home
+from rankzero.doctor.places import expanded, hub_home
 from rankzero.errors import ExitCode
 from rankzero.machine import offline
 
@@ -44,7 +43,8 @@ def hub_token(env: Mapping[str, str]) -> tuple[str, str]:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"):
         if token := _without_line_ends(env.get(name, "")):
             return name, token
-    path = Path(env.get("HF_TOKEN_PATH") or hub_home(env) / "token")
+    named = env.get("HF_TOKEN_PATH")
+    path = expanded(named, env) if named else hub_home(env) / "token"
     try:
         token = _without_line_ends(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):

@@ -6,6 +6,7 @@ Paths are asked for by os.path, to which one that may not be looked at is none: 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -104,16 +105,23 @@ def _kept(root: Path, room: Finding, fix: str) -> Finding:
 
 def hub_home(env: Mapping[str, str]) -> Path:
     """As the Hub's client finds it."""
-    if own := env.get("HF_HOME"):
-        return Path(os.path.expanduser(own))
-    shared = env.get("XDG_CACHE_HOME")
-    return Path(os.path.expanduser(shared or "~/.cache")) / "huggingface"
+    shared = env.get("XDG_CACHE_HOME") or "~/.cache"
+    return expanded(env.get("HF_HOME") or f"{shared}/huggingface", env)
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:
     """Where the Hub's client keeps models and data sets."""
     named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expanduser(named)) if named else hub_home(env) / "hub"
+    return expanded(named, env) if named else hub_home(env) / "hub"
+
+
+def expanded(path: str, env: Mapping[str, str]) -> Path:
+    """With homes and variables in the place of their names, as the Hub's client takes paths."""
+    known = os.path.expanduser(path)
+    return Path(_VARIABLE.sub(lambda found: env.get(found[1] or found[2], found[0]), known))
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
 def _size(directory: Path) -> tuple[int, bool]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import urllib.request
@@ -227,6 +228,32 @@ def test_a_cache_of_the_hub_that_takes_nothing_more(tmp_path: Path, monkeypatch:
         assert found().state == "look"
     close(monkeypatch, hub)
     assert found().state == "look" and found().what.startswith(f"{hub}, 0.0 GB; cannot be written; ")
+
+
+CLIENT = "from huggingface_hub import constants as c; print(c.HF_HOME, c.HF_HUB_CACHE, c.HF_TOKEN_PATH, sep='\\n')"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"HF_HOME": "$SCRATCH/hf"},
+        {"HF_HOME": "${SCRATCH}/$NONE/~"},
+        {"XDG_CACHE_HOME": "~/$SUB"},
+        {"HF_HUB_CACHE": "~/$SUB-x/${NONE}", "HF_TOKEN_PATH": "$SCRATCH/token"},
+        {"HUGGINGFACE_HUB_CACHE": "$SCRATCH"},
+    ],
+)
+def test_the_hubs_places_are_those_of_its_client(env: dict[str, str], tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "SCRATCH": f"{tmp_path}/scratch", "SUB": "sub", **env}
+    done = subprocess.run([sys.executable, "-c", CLIENT], env=env, capture_output=True, text=True, check=True)
+    home, cache, token = done.stdout.splitlines()
+    Path(token).parent.mkdir(parents=True, exist_ok=True)
+    Path(token).write_text(SECRET)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
+        assert (str(places.hub_home(env)), str(places.hub_cache(env))) == (home, cache)
+        assert names(tokens(env))["Hub's token"].what == f"there, from {token}"
 
 
 def test_places_that_may_not_be_looked_at_are_findings(
