@@ -193,8 +193,8 @@ class DockerBackend:
         return removed
 
     def reading(self, pod: Manifest, say: Say) -> AbstractContextManager[Execute]:
-        """A container for as long as the context lasts."""
-        return reading(self._docker, pod)
+        """A container for as long as the context lasts, or several, one after the other."""
+        return reading(self._docker, pod, say)
 
     def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
         """`docker exec`."""

@@ -1,19 +1,21 @@
-"""A container that is there for a while, so that commands in it can read a run's volumes. Knows no run."""
+"""A container that is there for a while, so that commands in it can read a run's volumes, and another one where it ends
+too early. Knows no run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rankzero.errors import ConfigError
-from rankzero.launch.backend import Execute
+from rankzero.errors import ConfigError, ServiceError
+from rankzero.launch.backend import Execute, Say
 from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.evidence import is_active
 from rankzero.launch.backends.docker.pod import container_name, mount_option, volume_name
 from rankzero.launch.labels import Manifest
 
 
 @contextmanager
-def reading(docker: Docker, pod: Manifest) -> Iterator[Execute]:
+def reading(docker: Docker, pod: Manifest, say: Say) -> Iterator[Execute]:
     """Start what a pod says, yield what runs commands in it, and remove it. Raises ConfigError where a volume is not
     there: docker would make an empty one."""
     (only,) = pod["spec"]["containers"]
@@ -22,15 +24,27 @@ def reading(docker: Docker, pod: Manifest) -> Iterator[Execute]:
     wanted = [mount for mount in only["volumeMounts"] if mount["name"] == "outputs"]  # pod_patch may add others
     mounts = [_mount(docker, pod, mount) for mount in wanted]
     entry, *rest = only["command"]
-    docker.call(
-        *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}"),
-        *(part for mount in mounts for part in ("--mount", mount)),
-        *("--entrypoint", entry, only["image"], *rest),
-    )
+
+    def start() -> None:
+        docker.call(
+            *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}"),
+            *(part for mount in mounts for part in ("--mount", mount)),
+            *("--entrypoint", entry, only["image"], *rest),
+        )
 
     def run(command: Sequence[str]) -> str:
+        try:
+            return docker.call("exec", name, *command)
+        except ServiceError:
+            there = docker.inspect(name)
+            if there and is_active(there[0]):
+                raise
+        say(f"the container {name} has ended; another one reads on")
+        docker.try_call("rm", "--force", name)
+        start()
         return docker.call("exec", name, *command)
 
+    start()
     try:
         yield run
     finally:

@@ -19,6 +19,7 @@ class Daemon:
 
     def __init__(self, *volumes: str) -> None:
         self.volumes, self.calls = volumes, []  # type: tuple[str, ...], list[list[str]]
+        self.there = False
         self.refusal = "Error response from daemon: get rankzero-outputs: no such volume"
 
     def __call__(self, arguments: Sequence[str], _env: Mapping[str, str]) -> Answer:
@@ -27,6 +28,13 @@ class Daemon:
         if verb == "volume":
             there = rest[-1] in self.volumes
             return Answer(0, "[{}]", "") if there else Answer(1, "[]", f"{self.refusal}\n")
+        if verb in ("run", "rm"):
+            self.there = verb == "run"
+        if verb == "inspect":
+            running = '[{"State": {"Running": true}}]'
+            return Answer(0, running, "") if self.there else Answer(1, "[]", f"Error: No such container: {rest[-1]}")
+        if verb == "exec" and not self.there:
+            return Answer(1, "", f"Error response from daemon: No such container: {rest[0]}")
         if verb == "exec":
             try:
                 return Answer(0, run_python(rest[1:]), "")
@@ -51,6 +59,19 @@ def test_a_container_reads_the_volume_and_is_removed() -> None:
     assert run[run.index("--mount") + 1] == "type=volume,source=rankzero-outputs,target=/outputs,readonly"
     assert run[run.index("--user") + 1] == "1000:1000" and run[run.index("--network") + 1] == "none"
     assert daemon.calls[-1] == ["rm", "--force", "rankzero-pull-1"]
+
+
+def test_a_container_that_ends_before_all_is_read_is_followed_by_another_one() -> None:
+    """It ends by itself after an hour."""
+    daemon, said = Daemon("rankzero-outputs"), list[str]()
+    pod = reader_pod(cluster(claim="outputs"), "pull-1")
+    with DockerBackend(Docker(daemon)).reading(pod, said.append) as execute:
+        assert execute(["python", "-P", "-c", "print(1)"]) == "1\n"
+        daemon.there = False
+        assert execute(["python", "-P", "-c", "print(2)"]) == "2\n"
+    first, second = (call for call in daemon.calls if call[0] == "run")
+    assert first == second and not daemon.there
+    assert said == ["the container rankzero-pull-1 has ended; another one reads on"]
 
 
 def test_a_directory_of_this_machine() -> None:
