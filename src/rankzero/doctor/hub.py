@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from http.client import HTTPException, InvalidURL
 
 from rankzero.doctor.finding import Finding, look, ok, wrong
-from rankzero.doctor.places import expanded, hub_home
 from rankzero.errors import ExitCode
+from rankzero.hub_variables import expanded, hub_home
 from rankzero.machine import offline
 
 SECONDS = 5.0

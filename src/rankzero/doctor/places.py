@@ -6,7 +6,6 @@ Paths are asked for by os.path, to which one that may not be looked at is none: 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -17,6 +16,7 @@ from rankzero.cache.contents import entries
 from rankzero.directories import why_not_writable
 from rankzero.doctor.finding import Finding, look, ok, wrong
 from rankzero.errors import ConfigError, ExitCode
+from rankzero.hub_variables import hub_cache
 from rankzero.machine import cache_root
 
 SHM = Path("/dev/shm")
@@ -101,27 +101,6 @@ def _kept(root: Path, room: Finding, fix: str) -> Finding:
     size = sum(entry.bytes for entry in kept) / 1e9
     words = f"{root}, {size:.1f} GB; {room.what.partition(' on the volume')[0]}"
     return ok("cache", f"{words}; `rankzero cache list`" if kept else words)
-
-
-def hub_home(env: Mapping[str, str]) -> Path:
-    """As the Hub's client finds it."""
-    shared = env.get("XDG_CACHE_HOME") or "~/.cache"
-    return expanded(env.get("HF_HOME") or f"{shared}/huggingface", env)
-
-
-def hub_cache(env: Mapping[str, str]) -> Path:
-    """Where the Hub's client keeps models and data sets."""
-    named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    return expanded(named, env) if named else hub_home(env) / "hub"
-
-
-def expanded(path: str, env: Mapping[str, str]) -> Path:
-    """With homes and variables in the place of their names, as the Hub's client takes paths."""
-    known = os.path.expanduser(path)
-    return Path(_VARIABLE.sub(lambda found: env.get(found[1] or found[2], found[0]), known))
-
-
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
 def _size(directory: Path) -> tuple[int, bool]:

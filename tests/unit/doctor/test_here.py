@@ -25,6 +25,7 @@ from rankzero.doctor import devices, here, packages, places
 from rankzero.doctor.finding import Finding, exit_code, look, ok, to_json, wrong
 from rankzero.doctor.hub import reach_hub, tokens
 from rankzero.errors import ExitCode
+from rankzero.hub_variables import hub_cache, hub_home
 from rankzero.machine import Gpu
 from tests.support.cli import Cli
 from tests.support.nvidia_smi import four_gpus
@@ -252,7 +253,7 @@ def test_the_hubs_places_are_those_of_its_client(env: dict[str, str], tmp_path: 
     Path(token).write_text(SECRET)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
-        assert (str(places.hub_home(env)), str(places.hub_cache(env))) == (home, cache)
+        assert (str(hub_home(env)), str(hub_cache(env))) == (home, cache)
         assert names(tokens(env))["Hub's token"].what == f"there, from {token}"
 
 

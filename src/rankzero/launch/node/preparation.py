@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from rankzero.errors import ExitCode, RankzeroError, StoppedError
-from rankzero.hub_variables import adopt_hub_variables
+from rankzero.hub_variables import adopt_hub_variables, hub_home
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import STAMPS_VARIABLE, Output
@@ -22,14 +22,13 @@ from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers
 from rankzero.launch.start_directory import start_directory
+from rankzero.machine import cache_root
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
 MODULE = "rankzero.engine.prepare"
-_CACHES = ("RANKZERO_CACHE", "HF_HOME")
-"""Variables that say where models and prepared data go."""
 
 
 def live(stop: StopWish) -> None:
@@ -44,7 +43,8 @@ def live(stop: StopWish) -> None:
         directory = Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR)
         spec, settings = read_inputs(directory, os.environ)
         root = Path(spec.output_dir) / str(spec.name)
-        written = [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
+        written = [cache_root()] if os.environ.get("RANKZERO_CACHE") else []
+        written += [hub_home(os.environ)] if os.environ.get("HF_HOME") else []
         must_be_writable(written, hosts="SLURM_JOB_ID" in os.environ)
         error = marked(spec, settings, output, stop)
     except RankzeroError as known:

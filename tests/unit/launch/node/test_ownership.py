@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from rankzero.errors import AccessError
-from rankzero.launch.node import ownership
+from rankzero.launch.node import ownership, preparation
 from rankzero.launch.node.ownership import must_be_writable
+from rankzero.launch.node.pid1 import StopWish
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.spec.resolve import resolve, to_yaml
+from tests.support.runs import small_spec
 
 
 def test_what_belongs_to_others_is_told_at_once_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +47,26 @@ def test_a_directory_that_is_still_to_be_made_is_judged_by_the_one_above(tmp_pat
     must_be_writable([tmp_path / "a" / "b"])
     assert list(tmp_path.iterdir()) == []
     assert os.access(tmp_path, os.W_OK)
+
+
+@pytest.mark.parametrize("variables", [{"HF_HOME": "$SCRATCH/hf"}, {"RANKZERO_CACHE": "~/cache"}])
+def test_a_preparation_looks_at_the_places_that_its_variables_mean(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those who write there take them, on hosts, where a run's `env` may have them so."""
+    closed, config = tmp_path / "closed", tmp_path / "config"
+    closed.mkdir()
+    config.mkdir()
+    (config / "run.yaml").write_text(to_yaml(resolve(small_spec(tmp_path, tmp_path))))
+    (config / "node.json").write_text(NodeSettings(run="r", max_restarts=0).to_json())
+    monkeypatch.setattr(ownership.os, "access", lambda path, _mode: Path(path) != closed)
+    monkeypatch.setattr(preparation, "marked", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["prepare", str(config)])
+    for name in ("RANKZERO_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    more = {"SCRATCH": str(closed), "HOME": str(closed), "RANKZERO_TERMINATION_LOG": str(tmp_path / "words")}
+    for name, value in {**more, **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        preparation.live(StopWish())
+    assert left.value.code == 77 and "may not write here" in (tmp_path / "words").read_text()
