@@ -261,7 +261,7 @@ def look(
     if tokens is not None and compare and wanted.tokenizer is not None:
         from rankzero.data.inspect.serving import compare as compare_rows
 
-        serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
+        serve = partial(served_prompt, tokenizer)
         stops = stop_tokens(tokenizer, wanted.tokenizer)
         serving = compare_rows(report.samples, tokens.parts, tokens.rules, serve, stops)
     if not report.untrainable and (too_long := _too_long(report, wanted)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Prompt:
     image_names: tuple[str, ...] = ()
     """What the row calls them."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given for this question, before what it is given for all."""
     reference: str | None = None
     """The answer that the row has, without its reasoning."""
     call: Message | None = None
@@ -190,6 +192,7 @@ def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> 
             path.name[:12] if is_embedded(image) else image for path, image in zip(files, images, strict=True)
         ),
         tools=row.tools,
+        template_kwargs=row.template_kwargs,
         reference=_reference(answer),
         call=answer.without_thought() if answer is not None and answer.tool_calls else None,
         where=where,

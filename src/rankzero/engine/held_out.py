@@ -178,11 +178,14 @@ def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> d
 
 
 def _beyond_text(prompt: Prompt) -> dict[str, str]:
-    """What a question has besides its text, as JSON: the tools that there are, and the calls of its turns. {} of one
-    without, which is known by its text alone, as older versions kept it."""
+    """What a question has besides its text, as JSON: the tools that there are, what its chat template is
+    given, and the calls of its turns. {} of one without, which is known by its text alone, as older versions kept it.
+    """
     found = {}
     if prompt.tools:
         found["tools"] = _as_json(prompt.tools)
+    if prompt.template_kwargs:
+        found["chat_template_kwargs"] = _as_json(prompt.template_kwargs)
     if any(message.tool_calls for message in prompt.messages):
         found["calls"] = _as_json([message.tool_calls for message in prompt.messages if message.tool_calls])
     return found

@@ -46,7 +46,8 @@ class References:
         # Images have no part in how an answer is written.
         asked = (replace(message, train=False, image_offsets=()) for message in prompt.messages)
         turns = (*asked, replace(call, train=True, image_offsets=()))
-        rendered = self._renderer.render(Conversation(turns, templated=True, line=1, tools=prompt.tools))
+        row = Conversation(turns, templated=True, line=1, tools=prompt.tools, template_kwargs=prompt.template_kwargs)
+        rendered = self._renderer.render(row)
         if not isinstance(rendered, Rendered):
             return None
         text = "".join(rendered.text[start:end] for start, end in rendered.spans)

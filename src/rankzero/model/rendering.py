@@ -19,8 +19,10 @@ def rendered(
     tokenizer: Any, prompt: Prompt, given: Mapping[str, Any], *, sees: bool, dated_as_trained: bool = False
 ) -> str:
     """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images.
-    The template is `given` these besides the turns, and today's date, or that of training; `sees`: the model is shown
+    The template is `given` these besides the turns, where the prompt has none of its own, and today's date, or that of
+    training; `sees`: the model is shown
     images. Raises DataError where it refuses."""
+    given = {**given, **prompt.template_kwargs}
     named, calls = tokenizer.chat_template, any(message.tool_calls for message in prompt.messages)
     source = (tool_template(named) if prompt.tools or calls else None) or str(single_template(named))
     own_date = dated_as_trained and _DATE in source

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.redaction import holds_secret
+from rankzero.spec.names import GIVEN_BY_US
 from rankzero.spec.run_spec import EvalFraction, RunSpec
 from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
@@ -333,9 +334,6 @@ def _weights_of_epochs(spec: RunSpec) -> list[Problem]:
     ]
 
 
-_GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
-
-
 def _turns_to_train(spec: RunSpec) -> list[Problem]:
     problems = []
     reads = "data.assistant_only_loss" not in spec.task_section.unread
@@ -343,7 +341,7 @@ def _turns_to_train(spec: RunSpec) -> list[Problem]:
         hint = "leave it out, or set data.assistant_only_loss: true"
         what = "the last turn alone cannot be trained while every token is (data.assistant_only_loss: false)"
         problems.append(Problem(what, "data.train_on", hint))
-    for name in sorted(spec.data.chat_template_kwargs.keys() & set(_GIVEN_BY_US)):
+    for name in sorted(spec.data.chat_template_kwargs.keys() & set(GIVEN_BY_US)):
         hint = "these are for what only the template knows, such as enable_thinking"
         problems.append(Problem(f"`{name}` comes from the rows", "data.chat_template_kwargs", hint))
     return problems

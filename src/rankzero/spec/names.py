@@ -63,5 +63,8 @@ def default_run_name(model_name: str, method: str, spec_hash: str) -> str:
 PLAIN_TEMPLATE = "plain"
 """What data.chat_template is for rankzero's own template instead of a file."""
 
+GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
+"""What a chat template is given of a row's turns and tools, whatever it is given besides."""
+
 PLAIN_NOTE = "chat template: plain, since the tokenizer has none"
 """What is noted of chat rows that were rendered with it though the spec names none, in data.json too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError
+from rankzero.model.rendering import rendered
 from tests.held_out.test_rows import CASES
 from tests.support.images import draw
-from tests.support.tiny import write_jsonl
+from tests.support.tiny import CHATML, tiny_tokenizer, write_jsonl
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 ROWS: list[tuple[dict[str, Any], str, bool | None, str | None]] = [
@@ -52,6 +54,15 @@ def test_rows_of_every_shape(tmp_path: Path) -> None:
     found = read_prompts(str(path), seed=1)
     assert [(prompt.text, prompt.templated, prompt.reference) for prompt in found] == [tuple(rest) for _, *rest in ROWS]
     assert found[3].where == f"{path}:4"
+
+
+def test_what_a_row_gives_the_template_is_given_when_it_is_asked(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": {"mode": "brief"}}
+    path = write_jsonl(tmp_path / "rows.jsonl", [row])
+    (prompt,) = read_prompts(str(path), seed=1)
+    tokenizer = tiny_tokenizer(chat_template="{{ mode }}|" + CHATML)
+    assert rendered(tokenizer, prompt, {"mode": "long"}, sees=False).startswith("brief|")
+    assert rendered(tokenizer, replace(prompt, template_kwargs={}), {"mode": "long"}, sees=False).startswith("long|")
 
 
 NAMES, WHO = ("role", "content"), ("user", "assistant")

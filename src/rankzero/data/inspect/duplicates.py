@@ -29,6 +29,7 @@ def digest(example: Conversation) -> bytes:
     parts = [f"{message.role}\x1f{message.content}" for message in example.messages]
     if example.images or example.tools or example.rejected or example.label is not None:
         parts += [repr((example.images, example.tools, example.label)), *map(_whole, example.rejected)]
+    parts += [repr(example.template_kwargs)] if example.template_kwargs else []
     richer = (message for message in example.messages if message.tool_calls or message.image_offsets)
     parts += [_whole(message) for message in richer]
     parts += [message.reasoning for message in example.messages if message.reasoning]

@@ -15,14 +15,14 @@ from typing import Any, Literal
 from rankzero.data.inspect.report import Sample
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
-from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.token_rules import turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import turn_of
 
 Turns = Sequence[Mapping[str, Any]]
-Serve = Callable[[Turns, Turns], str]
-"""Turns up to an answer, and tools → the prompt of the server: transformers' or vLLM's own rendering."""
+Serve = Callable[[Turns, Turns, Mapping[str, Any]], str]
+"""Turns up to an answer, tools, and what the template is given besides → the prompt of the server: transformers' or
+vLLM's own rendering."""
 
 Cause = Literal[
     "date",
@@ -150,7 +150,7 @@ class _Comparer:
         for index, (message, weight) in enumerate(zip(row.messages, turn_weights(row, self._rules), strict=True)):
             if message.role == "assistant" and weight and index:
                 comparison.answers += 1
-                yield from self._of_answer(where, index, turns, row, rendered, template)
+                yield from self._of_answer(where, index, turns, row, rendered, renderer)
 
     def _of_answer(
         self,
@@ -159,12 +159,12 @@ class _Comparer:
         turns: list[dict[str, Any]],
         row: Conversation,
         rendered: Rendered,
-        template: ChatTemplate,
+        renderer: Renderer,
     ) -> Iterator[Difference]:
         text = rendered.text
         try:
-            prompt = template.render(turns[:index], tools=row.tools, opening=True)
-            served = self._serve(turns[:index], row.tools)
+            prompt = renderer.template.render(turns[:index], tools=row.tools, opening=True)
+            served = self._serve(turns[:index], row.tools, renderer.template_kwargs)
         except Exception as error:  # the server's renderer is foreign code, and so is the template
             reason = str(error) or type(error).__name__
             yield Difference(where, index + 1, 0, text[:_AFTER], reason.splitlines()[0][:120], "refused")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "prompt", "completion"]
@@ -126,3 +126,5 @@ class Conversation:
     """Raw text with its special tokens in it: nothing is put around it."""
     label: str | int | None = None
     """Classification rows: the class of the text, which is the only message."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given for this row, before data.chat_template_kwargs."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.formats.judged import LEARN_CHOSEN, PREFERENCES
@@ -33,6 +36,9 @@ __all__ = ["AS_TEXT", "Rendered", "Renderer", "TokenRules"]
 
 AS_TEXT = "reasoning written before the answer as <think>…</think>, which the chat template does not know"
 
+_MOST_GIVEN = 64
+"""Renderers kept for values that rows give: few in most data, and as many as rows where each lists tools of its own."""
+
 
 class Renderer:
     """Conversations to text with spans, for one tokenizer and one set of rules."""
@@ -45,6 +51,13 @@ class Renderer:
         alone = of_tools and replace(parts, chat_template=of_tools, tool_template=None)
         self._with_tools = Renderer(alone, rules) if alone else None
         """For rows with tools, of a model that has a template of its own for them."""
+        self._given: dict[str, Renderer] = {}
+        """For rows that give the template values of their own, by those."""
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """What its template is given besides turns and tools."""
+        return self._rules.template_kwargs
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -139,15 +152,27 @@ class Renderer:
         return renderer._with_either_template(conversation)
 
     def for_row(self, conversation: Conversation) -> tuple[Renderer, Conversation]:
-        """The renderer of the template that is for such a row, where the model has one for tools; and the row with its
-        ids of calls in the form that this template wants."""
+        """The renderer of the template that is for such a row, where the model has one for tools, which is given what
+        the row has for it; and the row with its ids of calls in the form that this template wants."""
         calls = any(message.tool_calls for message in conversation.messages)
         renderer = self._with_tools if self._with_tools is not None and (calls or conversation.tools) else self
+        if conversation.template_kwargs:
+            renderer = renderer._with_given(conversation.template_kwargs)
         if not calls:
             return renderer, conversation
         renamed = with_ids(conversation.messages, renderer.template.call_form.ids)
         same = renamed == conversation.messages
         return renderer, conversation if same else replace(conversation, messages=renamed)
+
+    def _with_given(self, kwargs: Mapping[str, Any]) -> Renderer:
+        """A row's own values stand before those of the spec."""
+        name = json.dumps(kwargs, sort_keys=True, default=str)
+        if name not in self._given:
+            if len(self._given) >= _MOST_GIVEN:
+                self._given.clear()
+            rules = replace(self._rules, template_kwargs={**self._rules.template_kwargs, **kwargs})
+            self._given[name] = Renderer(self._parts, rules)
+        return self._given[name]
 
     def _with_either_template(self, conversation: Conversation) -> Rendered | RowProblem:
         weights = turn_weights(conversation, self._rules)

@@ -51,6 +51,18 @@ class TestThereAndBack:
         assert result.rows_out == len(self.CHATS)
         assert conversations(tmp_path / "back.jsonl") == conversations(there) == conversations(tmp_path / "in.jsonl")
 
+    @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+    @pytest.mark.parametrize("to", ["messages", "sharegpt"])
+    def test_what_a_row_gives_its_chat_template(self, tmp_path: Path, to: str, name: str) -> None:
+        rows = [user_assistant("q", "a") | {"chat_template_kwargs": {"mode": "brief", "tools_as": ["f"]}}]
+        _, out = run([*rows, user_assistant("r", "b")], to, tmp_path, name)
+        path = tmp_path / "in.jsonl"
+        convert([SourceSpec(path=str(out))], tmp_path / "back.jsonl", "messages")
+        assert conversations(tmp_path / "back.jsonl") == conversations(path)
+        assert conversations(path)[0].template_kwargs == {"mode": "brief", "tools_as": ["f"]}
+        with pytest.raises(DataError, match="no place for what a chat template is given"):
+            convert([SourceSpec(path=str(path))], tmp_path / "openai.jsonl", "openai")
+
     @pytest.mark.parametrize("to", ["messages", "prompt_completion"])
     def test_reasoning_and_weights(self, tmp_path: Path, to: str) -> None:
         row = user_assistant("q", "a", "r", "<think>\ny\n</think>\n\nb")

@@ -100,9 +100,17 @@ def test_an_end_token_before_the_one_that_stops() -> None:
 
 def test_what_the_spec_gives_the_template() -> None:
     tokenizer, kwargs = family_tokenizer("qwen3"), {"enable_thinking": False}
-    rules, serve = TokenRules(template_kwargs=kwargs), partial(served_prompt, tokenizer, kwargs=kwargs)
+    rules, serve = TokenRules(template_kwargs=kwargs), partial(served_prompt, tokenizer)
     assert not compare(rows(user_assistant("q", "a")), take_apart(tokenizer), rules, serve).causes
     assert compare(rows(user_assistant("q", "a")), take_apart(tokenizer), RULES, serve).causes
+
+
+def test_what_a_row_gives_the_template() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    row = user_assistant("q", "a") | {"chat_template_kwargs": {"enable_thinking": False}}
+    assert not compared(tokenizer, row).causes
+    rules, serve = TokenRules(template_kwargs={"enable_thinking": True}), partial(served_prompt, tokenizer)
+    assert not compare(rows(row), take_apart(tokenizer), rules, serve).causes, "the row's own value is what counts"
 
 
 def test_a_date() -> None:
@@ -137,8 +145,8 @@ def test_a_row_that_cannot_be_trained_is_not_compared() -> None:
 def test_a_server_with_a_renderer_of_its_own() -> None:
     tokenizer = tiny_tokenizer()
 
-    def serve(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        return served_prompt(tokenizer, turns, tools).replace("user", "USER")
+    def serve(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str:
+        return served_prompt(tokenizer, turns, tools, given).replace("user", "USER")
 
     found = compare(rows(QUESTION), take_apart(tokenizer), RULES, serve)
     assert found.causes == {"rendering": 1} and found.first["rendering"].offset == len("<|im_start|>")
@@ -149,7 +157,7 @@ def test_a_server_that_refuses_what_stands_before_an_answer() -> None:
     assert raising.causes == {"refused": 1} and raising.first["refused"].serving == "out of order"
 
 
-def served_nothing(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+def served_nothing(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], given: object) -> str:
     raise ValueError("out of order\nwith details")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rankzero.data.tokens.chat import Renderer, TokenRules
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, ExitCode
 from tests.support.families import FAMILIES, family_tokenizer, template_text
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny import CHATML, tiny_tokenizer
 from tests.unit.data.support import chat, user_assistant
 
 
@@ -59,6 +60,48 @@ def test_smollm2_has_its_own_system_turn() -> None:
     rendered = render(user_assistant("q", "a"), family_tokenizer("smollm2"))
     assert rendered.text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert not rendered.add_eos and not rendered.raw
+
+
+MODE = "{{ 'Mode: ' ~ mode ~ ', ' ~ custom_instructions ~ '\n' }}"
+
+
+def test_what_a_row_gives_the_template_stands_before_what_the_spec_does() -> None:
+    tokenizer = tiny_tokenizer(chat_template=MODE + CHATML)
+    row = user_assistant("q", "a")
+    given = {"mode": "brief", "custom_instructions": "Be kind.", "python_tools": None}
+    own = render(row | {"chat_template_kwargs": given}, tokenizer, template_kwargs={"mode": "long"})
+    assert own.text.startswith("Mode: brief, Be kind.\n")
+    as_text = render(row | {"chat_template_kwargs": json.dumps(given)}, tokenizer)  # as columns of text have it
+    assert as_text.text == own.text
+    assert render(row, tokenizer, template_kwargs={"mode": "long"}).text.startswith("Mode: long, \n")
+    for nothing in ({}, None, "", {"mode": None}):
+        kept = render(row | {"chat_template_kwargs": nothing}, tokenizer, template_kwargs={"mode": "long"})
+        assert kept.text.startswith("Mode: long, \n")
+
+
+def test_rows_that_give_the_template_other_values_one_after_the_other() -> None:
+    renderer = Renderer(take_apart(tiny_tokenizer(chat_template=MODE + CHATML)), TokenRules())
+    texts = []
+    for number in [*range(200), 0]:
+        _, row = convert(user_assistant("q", "a") | {"chat_template_kwargs": {"mode": number}}, 1)
+        assert isinstance(row, Conversation)
+        rendered = renderer.render(row)
+        assert not isinstance(rendered, RowProblem)
+        texts.append(rendered.text.split(",")[0])
+    assert texts == [f"Mode: {number}" for number in [*range(200), 0]]
+
+
+def test_both_answers_follow_what_the_row_gives_the_template() -> None:
+    row = {"prompt": [{"role": "user", "content": "q"}], "chat_template_kwargs": {"mode": "brief"}}
+    row |= {"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]}
+    rendered = render(row, tiny_tokenizer(chat_template=MODE + CHATML), trains="preferences")
+    assert rendered.text.startswith("Mode: brief, ") and rendered.rejected.text.startswith("Mode: brief, ")
+
+
+@pytest.mark.parametrize("value", ["brief", ["mode"], {"tools": []}, {"messages": [1]}, 3])
+def test_what_no_template_can_be_given(value: object) -> None:
+    _, found = convert(user_assistant("q", "a") | {"chat_template_kwargs": value}, 5)
+    assert isinstance(found, list) and found[0].reason == "bad chat_template_kwargs" and found[0].hint
 
 
 def test_qwen_3_forgets_earlier_thoughts_and_keeps_the_last() -> None:

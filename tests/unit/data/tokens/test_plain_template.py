@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,7 @@ def test_it_is_used_as_it_was_trained() -> None:
     _, conversation = convert(CHAT, 1)
     assert isinstance(conversation, Conversation)
     rows = [Sample("f.jsonl", conversation, ".")]
-    found = compare(
-        rows, take_apart(tokenizer), TokenRules(), lambda turns, tools: served_prompt(tokenizer, turns, tools)
-    )
+    found = compare(rows, take_apart(tokenizer), TokenRules(), partial(served_prompt, tokenizer))
     assert found.answers == 2 and not found.causes, found.first
 
 

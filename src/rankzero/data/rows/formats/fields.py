@@ -10,9 +10,10 @@ from typing import Any
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.format import SYSTEM_KEYS, Noted, Row, with_rules
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.tools import TOOL_KEYS, read_tools
+from rankzero.data.rows.formats.tools import TOOL_KEYS, decoded, read_tools
 from rankzero.data.rows.formats.written_calls import answers_without_calls, with_calls_read
 from rankzero.data.rows.problems import RowProblem, kind
+from rankzero.spec.names import GIVEN_BY_US
 
 UNWANTED = ("rejected_response", "rejected_messages")
 """Where rows of any format have an answer that is not wanted, beside the one that is (ms-swift)."""
@@ -20,7 +21,10 @@ UNWANTED = ("rejected_response", "rejected_messages")
 NAMES = ("id", "conversation_id")
 """Of the row itself, and of the group that it is in."""
 
-CHAT_FIELDS = frozenset({*NAMES, "images", "image", *SYSTEM_KEYS, *TOOL_KEYS, *UNWANTED})
+TEMPLATE_KWARGS = "chat_template_kwargs"
+"""What the chat template of such a row is to know besides turns and tools (TRL)."""
+
+CHAT_FIELDS = frozenset({*NAMES, "images", "image", TEMPLATE_KWARGS, *SYSTEM_KEYS, *TOOL_KEYS, *UNWANTED})
 """Read beside the turns by every format that has turns."""
 
 _SYSTEM = frozenset(SYSTEM_KEYS)
@@ -151,12 +155,16 @@ def chat(
     messages = tuple(turns)
     tools: tuple[Any, ...] = ()
     images: tuple[str, ...] = ()
+    kwargs: dict[str, Any] = {}
     if len(row) > 1:
         if not _SYSTEM.isdisjoint(row):
             messages, more, empty = _with_system(row, line, messages)
             problems, rules = problems + more, (*rules, *empty)
         if any(row.get(key) for key in TOOL_KEYS):
             tools, more = read_tools(row, line)
+            problems = problems + more
+        if row.get(TEMPLATE_KWARGS):
+            kwargs, more = _read_template_kwargs(row, line)
             problems = problems + more
     if slots.used:
         placed = slots.place(messages, line)
@@ -171,8 +179,23 @@ def chat(
     name = group = None
     if len(row) > 1:
         name, group = read_id(row), read_group(row)
-    conversation = Conversation(messages, True, line, completion_only, images, tools, name, group)
+    conversation = Conversation(
+        messages, True, line, completion_only, images, tools, name, group, template_kwargs=kwargs
+    )
     return with_rules(conversation, rules)
+
+
+def _read_template_kwargs(row: Row, line: int) -> tuple[dict[str, Any], list[RowProblem]]:
+    """Without what is null: a column of objects has that in place of what is not there."""
+    value = decoded(row[TEMPLATE_KWARGS])
+    if not isinstance(value, Mapping):
+        what, hint = f"`{TEMPLATE_KWARGS}` is {kind(value)}, not an object", 'write it as {"enable_thinking": false}'
+        return {}, [RowProblem(line, f"bad {TEMPLATE_KWARGS}", what, hint)]
+    found = {str(name): inner for name, inner in value.items() if inner is not None}
+    if taken := sorted(found.keys() & set(GIVEN_BY_US)):
+        what, hint = f"`{TEMPLATE_KWARGS}` has `{taken[0]}`", "the row's turns and tools give it: remove it there"
+        return {}, [RowProblem(line, f"bad {TEMPLATE_KWARGS}", what, hint)]
+    return found, []
 
 
 def _with_system(

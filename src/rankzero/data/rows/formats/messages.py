@@ -74,6 +74,8 @@ def _to_columns(conversation: Conversation) -> Written:
 def to_openai(conversation: Conversation) -> Written:
     """As OpenAI's fine-tuning takes it: `weight`, ids on calls, images in user turns alone."""
     turns, rules = plain_turns(conversation, "openai")
+    if conversation.template_kwargs:
+        raise CannotSayError("chat_template_kwargs", "openai has no place for what a chat template is given")
     left = list(conversation.images)
     rows = []
     for turn in turns:
@@ -115,6 +117,7 @@ _COLUMNS: dict[str, Column] = {
     "messages": [_TURN],
     "images": ["text"],
     "tools": "json",
+    "chat_template_kwargs": "json",
     "id": "text",
     "conversation_id": "text",
 }

@@ -181,6 +181,7 @@ _COLUMNS: dict[str, Column] = {
     "conversations": [{"from": "text", "value": "text"}],
     "images": ["text"],
     "tools": "json",
+    "chat_template_kwargs": "json",
     "id": "text",
     "conversation_id": "text",
 }

@@ -134,6 +134,8 @@ def beside(conversation: Conversation) -> dict[str, Any]:
     row: dict[str, Any] = {}
     if conversation.tools:
         row["tools"] = [dict(tool) for tool in conversation.tools]
+    if conversation.template_kwargs and conversation.templated:
+        row["chat_template_kwargs"] = dict(conversation.template_kwargs)
     if conversation.id is not None:
         row["id"] = conversation.id
     if conversation.group is not None:
