@@ -74,7 +74,8 @@ def _decide_rows(base: RunSpec, specs: Sequence[RunSpec]) -> tuple[str, ...]:
     if base.data.eval is None:
         return ()
     drawn = _DRAW if _is_held_out(base) else _DRAW[:1] if _is_sampled(base) else ()
-    dropped = any(spec.data.over_length == "drop" for spec in specs)
+    # Of a preference both answers have to be left, whatever is done to what is too long.
+    dropped = _of_pairs(base) or any(spec.data.over_length == "drop" for spec in specs)
     return (*drawn, *_READ, *(_LENGTHEN if dropped else ()))
 
 
@@ -83,7 +84,13 @@ def _hint(field: str, base: RunSpec) -> str:
         return "give data.eval a file of its own" + ("" if _is_held_out(base) else ", without a sample")
     if field in _READ:
         return "give it one value: the rows of data.eval are read by it too"
+    if _of_pairs(base):
+        return "give it one value: pairs of data.eval of which it leaves one answer alone are left out too"
     return "give it one value, or set data.over_length: truncate: rows of data.eval that are too long are dropped too"
+
+
+def _of_pairs(spec: RunSpec) -> bool:
+    return spec.task_section.trains == "preferences"
 
 
 def _is_held_out(spec: RunSpec) -> bool:

@@ -370,6 +370,24 @@ def test_rewards_of_other_units_are_not_compared(
 
 
 @pytest.mark.parametrize(
+    "parameters",
+    [
+        {"data.reasoning": {"values": ["keep", "drop"]}},
+        {"data.max_length": {"values": [32, 64]}},
+        {"data.chat_template_kwargs": {"values": [{}, {"enable_thinking": False}]}},
+        {"data": {"values": [{**FILES, "max_length": length} for length in (32, 64)]}},
+    ],
+)
+@pytest.mark.parametrize("metric", ["eval_loss", "reward_accuracy"])
+def test_other_pairs_are_not_compared(tmp_path: Path, parameters: dict[str, Any], metric: str) -> None:
+    """A pair of which one answer is cut away, or both are the same without their reasoning, is in no mean."""
+    run = {**RUN, "data": FILES, "task": "dpo", "lora": {}, "checkpoint": {"best_metric": metric}}
+    (problem,) = reading_of(tmp_path, run, parameters=parameters).problems
+    assert problem.what.endswith(" decides which rows trials are compared by")
+    assert "truncate" not in problem.hint, "that is what they are"
+
+
+@pytest.mark.parametrize(
     ("parameters", "pruner", "refused"),
     [
         ({"eval.every": {"values": [10, 1000]}}, "median", True),
