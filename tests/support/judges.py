@@ -12,9 +12,9 @@ from tests.support.servers import serving
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """A judge that gives 10 where the answer is the reference, else 2; `statuses` come first."""
+    """A judge that gives 10 where the answer is the reference, else 2; `statuses` come first, or bodies with 200."""
 
-    statuses: list[int] = []
+    statuses: list[int | dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
     keys: list[str | None] = []
     words: str | None = None
@@ -37,6 +37,8 @@ class StandIn(BaseHTTPRequestHandler):
         answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}).encode()
         if self.refuses and self.refuses in body:
             status, answer = 400, json.dumps({"error": {"message": f"Unsupported value: '{self.refuses}'"}}).encode()
+        if isinstance(status, dict):
+            status, answer = 200, json.dumps(status).encode()
         self.send_response(status)
         if self.retry_after:
             self.send_header("Retry-After", self.retry_after)

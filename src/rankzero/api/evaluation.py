@@ -52,7 +52,7 @@ class Listener:
     answered: Callable[[Mapping[str, Sequence[Row]]], None] = lambda _rows: None
     """After each data set, every question and answer till then: before any is graded, which may fail. Before an error
     those that there are; of a data set that is not done, some have the base's answer alone. And with grades, before any
-    task is asked. The rows of a set are the same object each time until they have grades."""
+    task is asked and before an error of the judge. The rows of a set are the same object until they have grades."""
     measured: Callable[[Evaluation], None] = lambda _found: None
     """Scores of own rows, after each set, before they are graded, and with each set's grades: what follows may fail."""
     tell: Tell = warn
@@ -235,7 +235,11 @@ def _measured(
 
         if judging is not None and rows:
             for name, asked in rows.items():
-                rows[name] = graded(asked, judging)
+                rows[name] = graded(
+                    asked,
+                    judging,
+                    so_far=lambda some, name=name: listener.answered({**rows, name: some}),  # type: ignore[misc]
+                )
                 score(name)
             listener.answered(rows)
     if tasks is None:

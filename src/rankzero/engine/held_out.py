@@ -121,8 +121,11 @@ def ask_all(
     return rows()
 
 
-def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
-    """The same with a judge's grades; what it refuses has none, which is said. Raises what the judge raises."""
+def graded(
+    rows: Sequence[Row], judge: Judge, *, so_far: Callable[[Sequence[Row]], None] = lambda _rows: None
+) -> list[Row]:
+    """The same with a judge's grades; what it refuses has none, which is said. Raises what the judge raises; `so_far`
+    gets the rows with what grades there are before."""
     refused: list[str] = []
 
     def grade(prompt: Prompt, found: Reply) -> float | None:
@@ -132,9 +135,13 @@ def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
             refused.append(f"{prompt.where}: {given.words}")
         return given.score
 
-    done = [
-        replace(row, grades={name: grade(row.prompt, found) for name, found in row.replies.items()}) for row in rows
-    ]
+    done: list[Row] = []
+    try:
+        for row in rows:
+            done.append(replace(row, grades={name: grade(row.prompt, found) for name, found in row.replies.items()}))
+    except BaseException:  # an interrupt too: grades are paid for
+        so_far([*done, *rows[len(done) :]])
+        raise
     if refused:
         logger.warning("[RESULT] the judge refused %s: %s", counted(len(refused), "answer"), refused[0])
     return done

@@ -24,6 +24,8 @@ TRIES, PAUSE_SECONDS = 4, 2.0
 MOST_PAUSE_SECONDS = 60.0
 """However long a judge that is busy asks to be left alone."""
 TIMEOUT_SECONDS = 120.0
+_BUSY = (408, 429)
+"""What is answered another time, as every error of the server's own is."""
 _OF_ONE_ROW = (400, 413, 422)
 """What a server that takes others says of one request."""
 REFUSALS_IN_A_ROW = 3
@@ -68,6 +70,18 @@ class Graded:
     """It took this question or answer for one that it cannot be asked about: too long, or against its rules."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What a server has answered, be it a refusal. An error that comes with 200 has the status that it names itself, as
+    OpenRouter writes it of the model's provider."""
+
+    status: int
+    text: str
+    error: str
+    """The words of such an error; "" where there is none."""
+    retry_after: str
+
+
 class Judge:
     """Asks one server, in one connection. A context manager. Raises UsageError for what is no URL, AccessError for what
     is no key."""
@@ -103,7 +117,7 @@ class Judge:
         """The grade of one answer; none where the server refuses this one. Raises AccessError where the key is refused,
         ServiceError where nobody answers, or it refuses several in a row and the made-up answer too."""
         response = self._ask(question, answer, reference)
-        if response.status_code in _OF_ONE_ROW:
+        if response.status in _OF_ONE_ROW:
             self._refusals += 1
             if self._refusals % REFUSALS_IN_A_ROW == 0:
                 self.require_answer()
@@ -116,8 +130,7 @@ class Judge:
         as `grade` does, and ServiceError for a refusal."""
         _words_of(self._ask("What is 1 + 1?", "2", "2"), without_secrets(self._url))
 
-    def _ask(self, question: str, answer: str, reference: str | None) -> Any:
-        """What the server has answered, be it a refusal."""
+    def _ask(self, question: str, answer: str, reference: str | None) -> _Response:
         parts = [f"<question>\n{question}\n</question>", f"<answer>\n{answer}\n</answer>"]
         if reference is not None:
             parts.insert(1, f"<reference>\n{reference}\n</reference>")
@@ -132,19 +145,20 @@ class Judge:
             except self._failures as error:
                 what, wanted = f"no answer: {error or type(error).__name__}", 0.0
                 continue
-            if response.status_code != 429 and response.status_code < 500:
+            if response.status not in _BUSY and response.status < 500:
                 return response
-            after = response.headers.get("Retry-After", "")
-            what, wanted = f"answered {response.status_code}", float(after) if after.isdigit() else 0.0
+            after = response.retry_after
+            what, wanted = f"answered {response.status}", float(after) if after.isdigit() else 0.0
+            what = f"{what}: {response.error}" if response.error else what
         raise ServiceError(f"the judge: {what}, {TRIES} times", where=where, hint="is the server up?")
 
-    def _post(self, body: dict[str, Any]) -> Any:
+    def _post(self, body: dict[str, Any]) -> _Response:
         if self._at_zero:
-            response = self._http.post(self._url, json={**body, "temperature": 0})
-            if response.status_code != 400 or "temperature" not in response.text:
+            response = _read(self._http.post(self._url, json={**body, "temperature": 0}))
+            if response.status != 400 or "temperature" not in response.text:
                 return response
             self._at_zero = False
-        return self._http.post(self._url, json=body)
+        return _read(self._http.post(self._url, json=body))
 
 
 def _require_url(url: str) -> None:
@@ -161,12 +175,27 @@ def _require_url(url: str) -> None:
     raise UsageError(what, where=f"judge {without_secrets(url)}", hint="write it as https://host/v1")
 
 
-def _words_of(response: Any, where: str) -> str:
+def _read(response: Any) -> _Response:
+    status, text = response.status_code, response.text
+    error: Any = None
+    if status == 200:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            body = json.loads(text)
+            error = body.get("error") or body["choices"][0].get("error")
+    words = ""
+    if error:
+        code = error.get("code") if isinstance(error, dict) else None
+        status = int(code) if re.fullmatch("[45][0-9][0-9]", str(code)) else status
+        words = str(isinstance(error, dict) and error.get("message") or error)[:200]
+    return _Response(status, text, words, response.headers.get("Retry-After", ""))
+
+
+def _words_of(response: _Response, where: str) -> str:
     """What a judge wrote. Raises AccessError where it refused the key, ServiceError where it wrote nothing."""
-    if response.status_code in (401, 403):
+    if response.status in (401, 403):
         hint = f"set {KEY_VARIABLE} to a key that this judge takes"
-        raise AccessError(f"the judge answered {response.status_code}", where=where, hint=hint)
-    if response.status_code != 200:
+        raise AccessError(f"the judge answered {response.status}", where=where, hint=hint)
+    if response.status != 200 or response.error:
         raise ServiceError(f"the judge {_refusal(response)}", where=where)
     try:
         return str(json.loads(response.text)["choices"][0]["message"]["content"] or "")
@@ -174,8 +203,8 @@ def _words_of(response: Any, where: str) -> str:
         raise ServiceError("the judge answered with what is no chat completion", where=where) from None
 
 
-def _refusal(response: Any) -> str:
-    return f"answered {response.status_code}: {response.text[:200]}"
+def _refusal(response: _Response) -> str:
+    return f"answered {response.status}: {response.error or response.text[:200]}"
 
 
 def score_in(words: str) -> float | None:

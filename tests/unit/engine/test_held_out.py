@@ -584,6 +584,53 @@ def test_a_judge_says_when_it_may_be_asked_again(judge: str) -> None:
         assert waited.pop() == wanted
 
 
+def error(code: object, message: str = "Provider returned error") -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+@pytest.mark.parametrize("busy", [408, error(502), error(429), error("503"), {"choices": [error(502)]}])
+def test_an_error_that_comes_with_200_is_one_of_its_code(judge: str, busy: int | dict[str, Any]) -> None:
+    waited: list[float] = []
+    StandIn.statuses = [busy]
+    with Judge(judge, "big", {}, waited.append) as asked:
+        assert asked.grade("q", "a", "a").score == 10.0
+    assert waited == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        (error(402, "Insufficient credits"), ServiceError, "answered 402: Insufficient credits"),
+        (error(401, "No auth credentials found"), AccessError, KEY_VARIABLE),
+        (error("model_not_found", "There is no model big"), ServiceError, "There is no model big"),
+        ({"error": "There is no model big"}, ServiceError, "There is no model big"),
+        ({"object": "error"}, ServiceError, "no chat completion"),
+    ],
+)
+def test_what_an_error_with_200_says_is_shown(
+    judge: str, said: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    StandIn.statuses = [said]
+    with Judge(judge, "big", {}, pytest.fail) as asked, pytest.raises(kind) as raised:
+        asked.grade("q", "a", "a")
+    assert words in str(raised.value)
+
+
+def test_an_error_with_200_that_stays_ends_in_its_words_and_one_of_a_row_costs_that_row(judge: str) -> None:
+    StandIn.statuses = [
+        error(400, "maximum context length"),
+        error(503),
+        error(503),
+        error(503),
+        error(503, "Overloaded"),
+    ]
+    with Judge(judge, "big", {}, lambda _seconds: None) as asked:
+        refused = asked.grade("q", "a", "a")
+        assert refused.refused and "maximum context length" in refused.words
+        with pytest.raises(ServiceError, match="answered 503: Overloaded, 4 times"):
+            asked.grade("q", "a", "a")
+
+
 def test_a_judge_that_takes_no_temperature_is_asked_without(judge: str) -> None:
     StandIn.refuses = "temperature"
     with Judge(judge, "big", {}, pytest.fail) as asked:
@@ -641,6 +688,19 @@ class TestNothingIsLost:
         sets = json.loads((run / "eval.json").read_text())["sets"]
         assert sets["held.jsonl"]["tuned"]["judged"] == 3 and sets["held.jsonl"]["judge_model"] == "big"
         assert "judge_model" not in sets["other.jsonl"] and "exact_match" in sets["other.jsonl"]["tuned"]
+
+    def test_grades_stay_in_the_answers_where_the_judge_fails(
+        self, run: Path, rows: Path, judge: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rankzero.engine.judge.PAUSE_SECONDS", 0.0)
+        (run / "eval.json").unlink(missing_ok=True)
+        StandIn.fails_after = 1 + 2
+        kept = tmp_path / "answers.jsonl"
+        flags = f"--no-base --judge {judge} --judge-model big --max-new-tokens 5 --answers {kept}"
+        assert cli(f"eval {run} --data {rows} {flags}").code == 69
+        answers = [json.loads(line)["tuned"] for line in Path(f"{kept}.partial").read_text().splitlines()]
+        assert ["judge" in answer for answer in answers] == [True, True, False]
+        assert "judge" not in json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]["tuned"], "of a part"
 
     def test_one_answer_that_the_judge_refuses_has_no_grade(
         self, run: Path, rows: Path, judge: str, cli: Cli, caplog: pytest.LogCaptureFixture
