@@ -63,6 +63,8 @@ class Formula:
         self.at_once = 0
         self.most_at_once = 0
         self.looked: Callable[[], None] = lambda: None
+        self.steps: list[int] = []
+        """Of the newest checkpoint each time that it is asked for; none, when these are over."""
 
     def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
         self.started.append(str(spec.name))
@@ -72,7 +74,7 @@ class Formula:
         return FormulaStart(self, spec, failures.pop(0) if failures else None)
 
     def saved(self, spec: RunSpec) -> int | None:
-        return None
+        return self.steps.pop(0) if self.steps else None
 
 
 class FormulaStart:

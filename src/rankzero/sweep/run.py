@@ -38,7 +38,7 @@ RESTARTS = 3
 """Of a trial, after failures that may pass."""
 PAUSE_SECONDS = (1.0, 10.0, 30.0)
 """Before a restart."""
-MENDABLE = frozenset({ExitCode.DATA, ExitCode.SERVICE, ExitCode.ACCESS, ExitCode.CONFIG})
+MENDABLE = frozenset({ExitCode.DATA, ExitCode.SERVICE, ExitCode.ACCESS, ExitCode.CONFIG, ExitCode.STOPPED})
 """What a trial's values need not have caused: the next start of the sweep tries it again."""
 ENOUGH_ALIKE = 3
 """First trials that fail with one cause, after which the others are kept for when it is mended."""
@@ -240,23 +240,23 @@ class SweepRun:
 
     def _failed(self, one: _Running, failure: RankzeroError) -> None:
         number = one.trial.number
-        if failure.exit_code == ExitCode.STOPPED:
-            if not self._is_ending():
-                self._say(f"[TRIAL {number}] was stopped by somebody, and goes on")
-                return
-        elif may_be_cured(failure) and not isinstance(failure, NonFiniteError):  # the same numbers come again
+        stopped = failure.exit_code == ExitCode.STOPPED
+        if stopped and self._is_ending():
+            pass
+        elif stopped or (
+            may_be_cured(failure) and not isinstance(failure, NonFiniteError)
+        ):  # the same numbers come again
             try:
                 saved = self._trainer.saved(one.spec)
             except StorageError as error:  # whether it got on cannot be seen: the next start of the sweep goes on
                 self._lost = self._lost or error
                 self._leave(one)
                 return
-            if not one.restarts.refused(saved):
-                one.restarts.make(saved)
-                one.not_before = time.monotonic() + PAUSE_SECONDS[min(one.restarts.idle, len(PAUSE_SECONDS)) - 1]
-                self._say(f"[TRIAL {number}] {failure.problems[0]}")
-                self._say(f"[TRIAL {number}] is started again, {one.restarts.made} of {RESTARTS}")
+            refused = one.restarts.refused(saved, charged=not stopped)
+            if not refused:
+                self._again(one, failure, saved)
                 return
+            self._say(f"[TRIAL {number}] is not started again: {refused}")
             if isinstance(failure, StorageError):  # no fault of its values: the next trial would meet the same
                 self._lost = self._lost or failure
             else:
@@ -266,6 +266,17 @@ class SweepRun:
         else:
             self._fail(number, failure)
         self._leave(one)
+
+    def _again(self, one: _Running, failure: RankzeroError, saved: int | None) -> None:
+        """After a stop that somebody else asked for as often as it gets on, after a failure up to its restarts."""
+        number, stopped = one.trial.number, failure.exit_code == ExitCode.STOPPED
+        one.restarts.make(saved, charged=not stopped)
+        one.not_before = time.monotonic() + PAUSE_SECONDS[min(one.restarts.idle, len(PAUSE_SECONDS)) - 1]
+        if stopped:
+            self._say(f"[TRIAL {number}] was stopped by somebody, and goes on")
+        else:
+            self._say(f"[TRIAL {number}] {failure.problems[0]}")
+            self._say(f"[TRIAL {number}] is started again, {one.restarts.made} of {RESTARTS}")
 
     def _fail(self, number: int, failure: RankzeroError) -> None:
         cause = "; ".join(str(problem) for problem in failure.problems)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -284,6 +285,45 @@ def test_a_trial_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
     assert place.started == ["trial-000", "trial-000"]
     assert record.trials[0].state == "complete"
     assert any("was stopped by somebody" in line for line in said)
+
+
+def test_a_trial_that_is_stopped_each_time_before_it_gets_on_is_left_for_the_next_command(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=2)
+    place = Formula(failures={"trial-000": [StoppedError("stopped without saving")] * 40})
+    record, said = run_it(sweep, place)
+    assert place.started.count("trial-000") == 4
+    assert [trial.state for trial in record.trials] == ["failed", "complete"]
+    assert any("3 restarts in a row have brought nothing new" in line for line in said)
+    record, _ = run_it(sweep, Formula())
+    assert [trial.state for trial in record.trials] == ["complete"] * 2
+
+
+def test_a_trial_that_gets_on_between_stops_is_started_as_often_as_it_is_stopped(tmp_path: Path) -> None:
+    place = Formula(failures={"trial-000": [StoppedError("stopped")] * 9})
+    place.steps = [*range(10, 100, 10)]
+    record, _ = run_it(sweep_of(tmp_path, trials=1), place)
+    assert place.started.count("trial-000") == 10 and record.trials[0].state == "complete"
+
+
+def test_a_trial_that_somebody_stopped_is_started_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    starts: list[float] = []
+
+    class Timed(Formula):
+        def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
+            starts.append(now[0])
+            return super().start(spec, slot, known)
+
+    def sleep(_seconds: float) -> None:
+        now[0] += 0.5
+
+    monkeypatch.setattr(loop, "PAUSE_SECONDS", (1.0, 10.0, 30.0))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    run_it(sweep_of(tmp_path, trials=1), Timed(failures={"trial-000": [StoppedError("stopped")] * 3}))
+    pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert len(pauses) == 3 and all(pause >= least for pause, least in zip(pauses, (1.0, 10.0, 30.0), strict=True))
 
 
 def test_trials_run_side_by_side_and_never_more(tmp_path: Path) -> None:
