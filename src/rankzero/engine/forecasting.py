@@ -18,6 +18,7 @@ from rankzero.engine.device import free_memory, pick_device, pick_dtype
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
+from rankzero.engine.layers import keeps_own_dropout
 from rankzero.engine.place import hardware, place_of_rank
 from rankzero.engine.resume import refuse_before_gpus
 from rankzero.engine.setup import Session, length_borders, model_to_be, to_train, weights_dtype
@@ -99,7 +100,8 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
         source = ModelSource(directory, directory, spec.model.name)
         config = load_config(source, spec.model)
         kind = kind_of(config, spec.task_section.uses)
-        attention = choose_attention(kind, config, "cpu", dtype, wanted="auto", free=False).implementation
+        drops = keeps_own_dropout(spec)
+        attention = choose_attention(kind, config, "cpu", dtype, wanted="auto", free=False, drops=drops).implementation
     in_4_bits, packed = spec.model.quantization == "nf4", spec.model.quantization == "fp8"
     shape, _ = _from_config(spec, directory, found.precision, attention, packed=packed)
     if fused_of(spec, found.place.kind).adapters:

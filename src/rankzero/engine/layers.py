@@ -15,12 +15,15 @@ from rankzero.model.facts import fused_of
 from rankzero.model.float32_sums import sum_in_float32
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.norms import fuse_norms
+from rankzero.model.own_dropout import leave_own_dropout_out
 from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.spec.run_spec import RunSpec
 
 
 def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, places: Places) -> str | None:
     """Have the model's layers compute as this run does on this device, in place. Returns what `compile_blocks` does."""
+    if not keeps_own_dropout(spec):
+        leave_own_dropout_out(model)
     dropping = place_dropout(model, places) > 0
     fused = fused_of(spec, device.kind)
     if fused.adapters:
@@ -42,6 +45,12 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
     if own:
         multiply_faster(model)
     return None
+
+
+def keeps_own_dropout(spec: RunSpec) -> bool:
+    """Whether a run trains with the dropout that its model brings along. Rewards are measured against the model as it
+    was without any: what is dropped by chance would be in every one of them."""
+    return spec.task_section.trains != "preferences"
 
 
 def own_products(spec: RunSpec, device: Device) -> frozenset[str]:

@@ -30,7 +30,7 @@ from rankzero.engine.device import Device, free_memory
 from rankzero.engine.distributed import World, broadcast_object, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
-from rankzero.engine.layers import fit_layers
+from rankzero.engine.layers import fit_layers, keeps_own_dropout
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
@@ -79,9 +79,9 @@ class ModelToBe:
 def model_to_be(spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype) -> ModelToBe:
     """What will be loaded. Raises ConfigError with what cannot be had."""
     wanted, free = spec.model.attention, spec.train.padding_free
-    sliced = spec.train.context_parallel > 1
+    sliced, drops = spec.train.context_parallel > 1, keeps_own_dropout(spec)
     attention = choose_attention(
-        inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free, sliced=sliced
+        inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free, sliced=sliced, drops=drops
     )
     shape = make_model(spec, inputs, device, dtype, attention, empty=True)
     quantization, use = spec.model.quantization, spec.task_section.uses

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
 from rankzero.data.batches.collators.text import MicroBatch, padded_places
+from rankzero.engine.layers import keeps_own_dropout
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.step import Stepper
@@ -34,6 +35,7 @@ from rankzero.model import dropout_attention
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.fitting import Need
 from rankzero.model.load import kept_in_float32
+from rankzero.model.own_dropout import leave_own_dropout_out
 from rankzero.model.recomputing import recompute_blocks
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import task_that
@@ -118,6 +120,8 @@ def _pass_of(shape: Any, need: Need, spec: RunSpec, dtype: torch.dtype, batch: M
     if need.recomputing:
         recompute_blocks(shape, preserve_rng_state=False)
     places = Places(spec.train.seed)
+    if not keeps_own_dropout(spec):
+        leave_own_dropout_out(shape)
     place_dropout(shape, places)
     if getattr(shape.config, "_attn_implementation", None) == dropout_attention.NAME:
         dropout_attention.place_attention(shape, places)

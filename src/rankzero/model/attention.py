@@ -84,6 +84,7 @@ class _Case:
     """The model class; None where it comes with the model and is not known yet."""
     device_kind: str
     dtype: torch.dtype
+    drops: bool
 
     @property
     def half(self) -> bool:
@@ -92,7 +93,7 @@ class _Case:
     @property
     def dropout(self) -> bool:
         text = self.config.get_text_config()
-        return any((getattr(text, name, None) or 0) > 0 for name in _DROPOUTS)
+        return self.drops and any((getattr(text, name, None) or 0) > 0 for name in _DROPOUTS)
 
     @property
     def ropes(self) -> set[str]:
@@ -129,13 +130,15 @@ def choose_attention(
     wanted: str,
     free: Literal["auto"] | bool,
     sliced: bool = False,
+    drops: bool = True,
 ) -> Attention:
     """Resolve model.attention (`wanted`) and train.padding_free (`free`) for a model that computes in `dtype` on
-    `device_kind`. `sliced`: the tokens of a pass lie on several ranks (train.context_parallel).
+    `device_kind`. `sliced`: the tokens of a pass lie on several ranks (train.context_parallel). `drops`: where the
+    config has dropout of attention, it is trained with.
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
-    case = _Case(kind, config, _class_in(_CLASSES[kind], config), device_kind, dtype)
+    case = _Case(kind, config, _class_in(_CLASSES[kind], config), device_kind, dtype, drops)
     if sliced:
         return _over_slices(case)
     together = _cannot_lie_end_to_end(case)

@@ -141,7 +141,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("lora.r", "", "lora_r lora_rank rank"),
     ("lora.alpha", "", "lora_alpha"),
     ("lora.dropout", "", "lora_dropout"),
-    ("lora.dropout", "0 unless it is set; the reference of task dpo never has any", "disable_dropout"),
+    ("lora.dropout", "0 unless it is set; task dpo trains without any other dropout", "disable_dropout"),
     (
         "lora.target_modules",
         "",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from rankzero.engine.device import Device
 from rankzero.engine.layers import fit_layers
 from rankzero.model import cpu_products, dropout_attention
 from rankzero.model.attention import Attention
 from rankzero.model.dropout import PlacedDropout, Places
-from tests.support.runs import small_spec
+from tests.support.runs import metrics, run_here, small_spec
+from tests.support.tiny import preference_rows, tiny_gpt2, write_jsonl
 from tests.support.tiny_configs import CONFIGS
 
 AMD, INTEL = "avx2 sse4a avx512f avx512_bf16", "avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16"
@@ -62,3 +67,47 @@ def test_places_are_made_where_something_drops_by_them(name: str, attention: str
     drops = any(isinstance(module, PlacedDropout) for module in model.modules()) or attention != "sdpa"
     assert drops == (name == "gpt2" or attention != "sdpa")
     assert (places.keys(torch.Size((2, 7))) is not None) == drops
+
+
+OPT = OPTConfig(
+    vocab_size=64, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
+)
+"""Its layers call torch's function for dropout."""
+RATES = ("embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout", "attention_dropout", "activation_dropout", "layerdrop")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", dropout_attention.NAME])
+@pytest.mark.parametrize("config", [CONFIGS["gpt2"](), OPT], ids=["gpt2", "opt"])
+def test_a_model_drops_nothing_of_its_own_where_preferences_are_trained(
+    config: Any, attention: str, tmp_path: Path, tiny: Path
+) -> None:
+    """Nor does it forget at which rates it does. Adapters drop as they are told."""
+    config = copy.deepcopy(config)
+    rates = {name: 0.4 for name in RATES if hasattr(config, name)}
+    config.update(rates)
+    dropout_attention.register()
+    ids = torch.arange(1, 8)[None]
+    for task, own, adapters in (("sft", True, 0.0), ("dpo", False, 0.0), ("dpo", False, 0.4)):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        settings = LoraConfig(target_modules="all-linear", lora_dropout=adapters, init_lora_weights=False)
+        model = get_peft_model(model, settings)
+        fit_layers(model, small_spec(tmp_path, tiny, task=task), Device("cpu"), Attention(attention, False), Places(0))
+        dropped = model.train()(ids).logits.detach()
+        whole = model.eval()(ids).logits.detach()
+        assert torch.equal(dropped, whole) == (not own and not adapters), (task, adapters)
+        assert {name: getattr(model.config, name) for name in rates} == rates
+
+
+def test_the_loss_of_pairs_before_the_first_step_is_that_of_no_preference(tmp_path: Path) -> None:
+    """Of GPT-2, which drops a tenth of its values by itself."""
+    model = tiny_gpt2(tmp_path / "model")
+    pairs = str(write_jsonl(tmp_path / "pairs.jsonl", preference_rows(8)))
+    spec = small_spec(
+        *(tmp_path, model),
+        **{"task": "dpo", "data__train": pairs, "data__eval": None, "data__chat_template": "plain"},
+        **{"lora": None, "train": {"max_steps": 1, "global_batch_size": 8, "learning_rate": 1e-3}},
+    )
+    run_here(spec)
+    first = next(one for one in metrics(spec) if "loss" in one)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6) and first["train_reward_margin"] == 0

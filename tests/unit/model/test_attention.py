@@ -147,6 +147,12 @@ def test_attention_dropout_is_tied_to_places_unless_asked_otherwise(
     assert choose(wanted, model, "cuda", torch.bfloat16) == chosen
 
 
+def test_attention_dropout_that_is_not_trained_with_decides_nothing(machine: Any) -> None:
+    machine(installed=BOTH)
+    found = choose_attention("causal", config("gpt2"), "cuda", torch.bfloat16, wanted="auto", free="auto", drops=False)
+    assert found == Attention("flash_attention_3", True)
+
+
 def test_rows_with_images_lie_end_to_end_where_that_is_shown(machine: Any) -> None:
     machine(installed=BOTH)
     assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("flash_attention_3", True)
