@@ -33,10 +33,12 @@ def to_conversation(row: Row, line: int) -> Result:
     label = row["label"]
     if isinstance(label, float) and label.is_integer():
         label = int(label)  # as tables have numbers beside a missing one
-    minus_one = not isinstance(label, bool) and label in (-1, "-1")
+    if isinstance(label, bool):
+        label = "true" if label else "false"
+    minus_one = label in (-1, "-1")
     if label is None or (minus_one and problems):
         return problems or Noted((), dropped=UNLABELLED)
-    if isinstance(label, bool) or not isinstance(label, (int, str)):
+    if not isinstance(label, (int, str)):
         what = f"`label` is {kind(label)}, not a number without fraction or a string"
         problems.append(RowProblem(line, "bad label", what, 'labels are like 0, 1, 2 or "positive"'))
     elif isinstance(label, str) and not label.strip():

@@ -243,6 +243,10 @@ class TestClassification:
         label = good({"text": "t", "label": 1.0}).label
         assert (label, type(label)) == (1, int)
 
+    @pytest.mark.parametrize("label", [True, False])
+    def test_true_and_false_are_classes_as_json_writes_them(self, label: bool) -> None:
+        assert good({"text": "t", "label": label}).label == str(label).lower()
+
     @pytest.mark.parametrize("label", [-1, "-1", -1.0, None])
     def test_rows_without_a_label_are_left_out_by_name(self, label: Any) -> None:
         from rankzero.data.rows.formats import Noted, convert
@@ -255,7 +259,7 @@ class TestClassification:
         ("row", "found"),
         [
             ({"text": "t", "label": 0.5}, ["bad label"]),
-            ({"text": "t", "label": True}, ["bad label"]),
+            ({"text": "t", "label": [True]}, ["bad label"]),
             ({"text": "t", "label": ""}, ["bad label"]),
             ({"text": "", "label": 1}, ["empty text"]),
             ({"sentence": 3, "label": 1}, ["sentence is not a string"]),
