@@ -305,6 +305,22 @@ CASES: list[tuple[Any, str, Row]] = [
         'a call without arguments has "{}"',
         turns(USER, CALLING, tools=[TOOL]),
     ),
+    (
+        GOOD | {"chat_template_kwargs": 3},
+        '{"enable_thinking"',
+        GOOD | {"chat_template_kwargs": {"enable_thinking": False}},
+    ),
+    (GOOD | {"chat_template_kwargs": {"tools": []}}, "remove it there", GOOD | {"chat_template_kwargs": {}}),
+    (
+        {"conversation": [{"input": "q", "output": "a"}], "chosen": [BOT], "rejected": [BOT | {"content": "b"}]},
+        "write them as turns",
+        {"conversation": [USER, BOT, USER], "chosen": [BOT], "rejected": [BOT | {"content": "b"}]},
+    ),
+    (
+        PAIR | {"system": "s"},
+        "--columns question=prompt",
+        {"question": "p", "chosen": "a", "rejected": "b", "system": "s"},
+    ),
     ({"segments": 3}, '{"label": false', {"segments": [{"label": True, "text": "t"}]}),
     ({"segments": [{"text": "t"}]}, '{"label": false', {"segments": [{"label": True, "text": "t"}]}),
     ({"segments": [{"label": False, "text": "t"}]}, "remove the row", REMOVED),

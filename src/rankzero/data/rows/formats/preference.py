@@ -33,6 +33,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.judged import are_equal, preference
 from rankzero.data.rows.formats.prompt_completion import chat_only
 from rankzero.data.rows.formats.roles import role_of
+from rankzero.data.rows.formats.sharegpt import pair_keys
 from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import as_prompt, beside, turn_row, turn_rows
@@ -44,6 +45,12 @@ _TURNS = ("conversations", "conversation", "messages")
 _QUESTIONS = ("question", "instruction", "query", "input")
 _ASKED = (*_TURNS, *_QUESTIONS)
 """Where rows without `prompt` have what was asked."""
+_AS_QUESTION = (
+    "--columns question=prompt makes a chat of one question (in a run spec, "
+    "data.train: [{path: …, columns: {question: prompt}}])"
+)
+_AS_TURNS = 'write {"prompt": [{"role": "user", …}], "chosen": […], "rejected": […]}'
+"""How a row of raw text becomes a chat: one with a prompt, and one whose answers have it."""
 _SPEAKS = "\n\nAssistant:"
 """What an answer stands behind in HH-RLHF's rows, which are whole dialogues as text."""
 
@@ -92,7 +99,7 @@ def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
         what = "`prompt` has no text" if isinstance(prompt, str) else f"`prompt` is {kind(prompt)}"
         problems.append(RowProblem(line, "empty prompt", what, "give it text, or leave the key out"))
-    problems += chat_only(row, line)
+    problems += chat_only(row, line, _AS_TURNS if prompt is None else _AS_QUESTION)
     before = (Message("prompt", prompt),) if isinstance(prompt, str) else ()
     return problems or Conversation(
         (*before, Message("completion", chosen)),
@@ -121,7 +128,7 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
     slots, other = Slots(row, line), Slots({}, line)
     asked, said, problems, noted = _asked(row, chosen, line, slots)
     again = _said_again(asked, chosen, rejected)
-    prompt, more = ((), []) if again else _prompt(asked, chosen, rejected, line, slots)
+    prompt, more = ((), []) if again else _prompt(_key_asked(row), asked, chosen, rejected, line, slots)
     prompt, problems = (*said, *prompt), problems + more
     shared = 0 if prompt else _shared_turns(chosen, rejected)
     alone = isinstance(asked, list) and again and not shared and _is_answering(next(iter(rejected), None))
@@ -204,12 +211,17 @@ def _answers(
     return before, worse
 
 
+def _key_asked(row: Row) -> str:
+    """The key that has what was asked: `prompt` where none does."""
+    return next((key for key in ("prompt", *_ASKED) if row.get(key) is not None), "prompt")
+
+
 def _asked(
     row: Row, chosen: list[Any], line: int, slots: Slots
 ) -> tuple[Any, list[Message], list[RowProblem], tuple[str, ...]]:
     """What `prompt`, or another key in its place, has; the rounds before it; what is wrong; the rules applied."""
-    key = next((key for key in ("prompt", *_ASKED) if row.get(key) is not None), None)
-    if key is None:
+    key = _key_asked(row)
+    if row.get(key) is None:
         return None, [], [], ()
     asked: Any = decoded(row[key]) if key in _TURNS else row[key]
     if key in _TURNS and isinstance(asked, list):
@@ -217,6 +229,10 @@ def _asked(
             return None, [], [RowProblem(line, f"empty `{key}`", f"`{key}` is empty", "leave the key out")], ()
         if asked[-len(chosen) :] == chosen:  # the better answer once more
             asked = asked[: -len(chosen)] or None
+        elif pair := pair_keys(asked[0]):
+            what = f"`{key}` is of pairs, {' and '.join(pair)}, which are not read beside two answers"
+            hint = 'write them as turns: {"role": "user", "content": "…"}, …, the question last'
+            return None, [], [RowProblem(line, f"`{key}` is of pairs", what, hint)], ()
         elif _is_answering(asked[-1]):
             what = f"`{key}` ends with an answer that is neither `chosen` nor `rejected`"
             hint = "remove it: the two are to follow a question"
@@ -236,25 +252,25 @@ def _asked(
 
 
 def _prompt(
-    value: object, chosen: list[Any], rejected: list[Any], line: int, slots: Slots
+    key: str, value: object, chosen: list[Any], rejected: list[Any], line: int, slots: Slots
 ) -> tuple[tuple[Message, ...], list[RowProblem]]:
-    """The turns of `prompt`, which `chosen` does not say again."""
+    """The turns of `prompt`, or of the `key` in its place, which `chosen` does not say again."""
     if value is None:
         return (), []
     if isinstance(value, str):
         if not value.strip():
-            return (), [RowProblem(line, "empty prompt", "`prompt` has no text", "leave the key out")]
+            return (), [RowProblem(line, f"empty {key}", f"`{key}` has no text", "leave the key out")]
         if any(_asks(turn, value) for turn in chosen) and not (len(rejected) > 1 and _is_answering(rejected[0])):
-            what = "`chosen` asks `prompt` behind an answer, and `rejected` has no answer before it"
+            what = f"`chosen` asks `{key}` behind an answer, and `rejected` has no answer before it"
             hint = "write the turns that both answers follow into prompt, as a list"
             return (), [RowProblem(line, "two prompts", what, hint)]
         turns: tuple[Message, ...] = (slots.message("user", value),)
         problems: list[RowProblem] = []
     else:
-        turns, problems = read_messages(value, line, "prompt", slots)
+        turns, problems = read_messages(value, line, key, slots)
     first = next((turn for turn in chosen if isinstance(turn, dict)), None)
     if first is not None and not _is_answering(first):  # an answer has questions in it, and begins with none
-        what = "`prompt` is not how `chosen` begins"
+        what = f"`{key}` is not how `chosen` begins"
         return (), [*problems, RowProblem(line, "two prompts", what, "which of the two is meant?")]
     return turns, problems
 

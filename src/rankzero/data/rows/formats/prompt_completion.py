@@ -47,12 +47,15 @@ def _raw(row: Row, prompt: str, completion: str, line: int) -> Result:
     return problems or Conversation(segments, False, line, completion_only=True, id=name, group=group)
 
 
-def chat_only(row: Row, line: int) -> list[RowProblem]:
-    """What raw text has no place for."""
+_AS_TURNS = 'write {"prompt": [{"role": "user", …}], "completion": […]}'
+
+
+def chat_only(row: Row, line: int, as_chat: str = _AS_TURNS) -> list[RowProblem]:
+    """What raw text has no place for. `as_chat`: how the row becomes a chat."""
     key = next((key for key in _CHAT_ONLY if row.get(key)), None)
     if key is None:
         return []
-    hint = 'a chat template puts it in its place: write {"prompt": [{"role": "user", …}], "completion": […]}'
+    hint = f"a chat template puts it in its place: {as_chat}"
     return [RowProblem(line, f"`{key}` is not read", f"the row is raw text and has `{key}`, which needs turns", hint)]
 
 

@@ -43,7 +43,7 @@ def to_conversation(row: Row, line: int) -> Result:
     key = next(key for (key,) in KEYS if row.get(key) is not None)
     items = decoded(row[key])
     empty: tuple[str, ...] = ()
-    if isinstance(items, list) and items and all(_pair(item) for item in items):
+    if isinstance(items, list) and items and all(pair_keys(item) for item in items):
         turns, problems, empty = _read_pairs(items, line, key, slots)
     elif isinstance(items, list) and items and key != "texts" and all(isinstance(item, str) for item in items):
         turns, problems = _read_texts(items, line, key, slots)
@@ -56,7 +56,7 @@ def to_conversation(row: Row, line: int) -> Result:
     return chat(row, line, turns, problems, slots, rules)
 
 
-def _pair(item: object) -> tuple[str, str] | None:
+def pair_keys(item: object) -> tuple[str, str] | None:
     """The keys of a question and its answer; one alone is half a pair."""
     if not isinstance(item, dict) or "role" in item or "from" in item:
         return None
@@ -85,7 +85,7 @@ def _read_pairs(
         if system and system[0].content != said:
             turns += system
             said = system[0].content
-        for name, role in zip(_pair(item) or (), roles, strict=False):
+        for name, role in zip(pair_keys(item) or (), roles, strict=False):
             text = item.get(name)
             if not isinstance(text, str):
                 what = f"{where}.{name} is {kind(text)}"
@@ -110,7 +110,7 @@ _READ_OF_PAIRS = frozenset({"system", *LOSS_KEYS}).union(*PAIRS)
 
 def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
     """In whichever of its forms the turn is."""
-    pair = _pair(item)
+    pair = pair_keys(item)
     return unread_keys(item) if pair is None else unread_beside(item, frozenset({"system", *LOSS_KEYS, *pair}))
 
 

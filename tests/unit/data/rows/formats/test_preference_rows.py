@@ -11,7 +11,7 @@ import pytest
 
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats import FORMATS, Noted, convert, preference
+from rankzero.data.rows.formats import FORMATS, Noted, convert, preference, rename
 from rankzero.data.rows.formats.fields import CONTEXT_BELOW
 from rankzero.data.rows.formats.format import NothingToLearnError
 from rankzero.data.rows.formats.judged import EQUAL
@@ -35,6 +35,33 @@ def user(text: str) -> dict[str, str]:
 
 def system(text: str) -> dict[str, str]:
     return {"role": "system", "content": text}
+
+
+@pytest.mark.parametrize("key", ["messages", "conversation", "conversations"])
+def test_what_is_wrong_with_what_was_asked_is_said_of_the_key_that_has_it(key: str) -> None:
+    answers = {"chosen": [bot("a")], "rejected": [bot("b")]}
+    for turns_, says in (
+        ([{"from": "humn", "value": "q"}], f"{key}[0].from is 'humn'"),
+        ([{"input": "p", "output": "x"}, {"input": "q", "output": None}], f"`{key}` is of pairs, input and output"),
+    ):
+        problems = bad({key: turns_, **answers}, "preference")
+        assert [problem.what.startswith(says) for problem in problems] == [True], problems
+        assert problems[0].hint and "prompt" not in problems[0].what
+    other = {"chosen": [user("r"), bot("a")], "rejected": [user("r"), bot("b")]}
+    assert [problem.what for problem in bad({key: [user("q")], **other}, "preference")] == [
+        f"`{key}` is not how `chosen` begins"
+    ]
+
+
+def test_a_system_prompt_beside_raw_texts_names_the_way_to_a_chat() -> None:
+    """TruthyDPO's rows; as the hint says, they are read."""
+    row = {"system": "s", "prompt": "q", **PAIR}
+    (problem,) = bad(row, "preference")
+    assert "columns: {question: prompt}" in problem.hint and "completion" not in problem.hint
+    read_as = good(rename(row, {"question": "prompt"}), "preference")
+    assert turns(read_as) == [("system", "s"), ("user", "q"), ("assistant", "a")]
+    (problem,) = bad({"system": "s", **PAIR}, "preference")
+    assert '"chosen": […]' in problem.hint and "completion" not in problem.hint
 
 
 class TestQuestionsBesideThem:
