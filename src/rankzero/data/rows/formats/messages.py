@@ -21,6 +21,7 @@ from rankzero.data.rows.formats.writing import (
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"messages"})
+PAIR_BESIDE = "a pair beside the messages is left to task dpo, which reads it (--format preference)"
 PATHS_FOR_OPENAI = "images are paths, and OpenAI takes http(s) or data URLs alone"
 
 
@@ -30,7 +31,8 @@ def to_conversation(row: Row, line: int) -> Result:
     turns, problems = read_messages(row["messages"], line, "messages", slots)
     if not problems:
         problems = require_reply(turns, line)
-    return chat(row, line, turns, problems, slots)
+    rules = (PAIR_BESIDE,) if row.get("chosen") is not None and row.get("rejected") is not None else ()
+    return chat(row, line, turns, problems, slots, rules)
 
 
 def require_reply(turns: tuple[Message, ...] | list[Message], line: int) -> list[RowProblem]:

@@ -15,6 +15,7 @@ from rankzero.data.rows.formats import FORMATS, Noted, convert, preference, rena
 from rankzero.data.rows.formats.fields import CONTEXT_BELOW
 from rankzero.data.rows.formats.format import NothingToLearnError
 from rankzero.data.rows.formats.judged import EQUAL
+from rankzero.data.rows.formats.messages import PAIR_BESIDE
 from rankzero.data.rows.parse import parse
 from tests.unit.data.rows.formats.support import bad, good, read, reasons, turns
 from tests.unit.data.support import user_assistant
@@ -267,7 +268,8 @@ class TestBesideOtherMarks:
     }  # fmt: skip
 
     def test_the_task_decides(self) -> None:
-        assert good(self.ROW).rejected == ()
+        name, (chat,), rules = read(self.ROW)
+        assert name == "messages" and chat.rejected == () and rules == (PAIR_BESIDE,)
         name, result = convert(self.ROW, 7, "auto", "preferences")
         assert name == "preference" and isinstance(result, Conversation)
         assert turns(result) == [("user", "q"), ("assistant", "a")]
