@@ -19,7 +19,8 @@ class StandIn(BaseHTTPRequestHandler):
     keys: list[str | None] = []
     words: str | None = None
     refuses = ""
-    """A part of the request that is answered with 400, by its name."""
+    """A part of the request that is answered with `refusal`, by its name."""
+    refusal = 400
     fails_after: int | None = None
     """How many answers come before it answers 500 for good."""
     retry_after = ""
@@ -36,7 +37,8 @@ class StandIn(BaseHTTPRequestHandler):
         words = self.words or json.dumps({"score": 10 if parts["answer"] == parts["reference"] else 2, "reason": "x"})
         answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}).encode()
         if self.refuses and self.refuses in body:
-            status, answer = 400, json.dumps({"error": {"message": f"Unsupported value: '{self.refuses}'"}}).encode()
+            refused = {"error": {"message": f"Unsupported value: '{self.refuses}'"}}
+            status, answer = self.refusal, json.dumps(refused).encode()
         if isinstance(status, dict):
             status, answer = 200, json.dumps(status).encode()
         self.send_response(status)
@@ -55,5 +57,6 @@ def judging() -> Iterator[str]:
     """Its URL; what was said of it before is forgotten."""
     StandIn.statuses, StandIn.asked, StandIn.keys, StandIn.words = [], [], [], None
     StandIn.refuses, StandIn.fails_after, StandIn.retry_after = "", None, ""
+    StandIn.refusal = 400
     with serving(StandIn) as url:
         yield f"{url}/v1"

@@ -96,7 +96,9 @@ class Judge:
         if key and not (key.isascii() and key.isprintable()):
             hint = f"set {KEY_VARIABLE} to the key alone"
             raise AccessError("the judge's key has characters that no key has", where=KEY_VARIABLE, hint=hint)
-        self._url = url.rstrip("/") + ("" if url.rstrip("/").endswith("/chat/completions") else "/chat/completions")
+        self._url = _route(url)
+        self._where = without_secrets(self._url.partition("?")[0])
+        """As it is shown: a query may hold a key."""
         self.model, self._sleep, self._failures = model, sleep, httpx2.HTTPError
         self._at_zero = True
         """Whether it is asked for its likeliest words: some models refuse to be told a temperature."""
@@ -122,20 +124,19 @@ class Judge:
             if self._refusals % REFUSALS_IN_A_ROW == 0:
                 self.require_answer()
             return Graded(None, _refusal(response), refused=True)
-        words, self._refusals = _words_of(response, without_secrets(self._url)), 0
+        words, self._refusals = _words_of(response, self._where), 0
         return Graded(score_in(words), words)
 
     def require_answer(self) -> None:
         """Have it grade a made-up answer, before there are any: a key or a model that is wrong is known by it. Raises
         as `grade` does, and ServiceError for a refusal."""
-        _words_of(self._ask("What is 1 + 1?", "2", "2"), without_secrets(self._url))
+        _words_of(self._ask("What is 1 + 1?", "2", "2"), self._where)
 
     def _ask(self, question: str, answer: str, reference: str | None) -> _Response:
         parts = [f"<question>\n{question}\n</question>", f"<answer>\n{answer}\n</answer>"]
         if reference is not None:
             parts.insert(1, f"<reference>\n{reference}\n</reference>")
         messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": "\n".join(parts)}]
-        where = without_secrets(self._url)
         what, wanted = "", 0.0
         for attempt in range(TRIES):
             if attempt:
@@ -150,15 +151,22 @@ class Judge:
             after = response.retry_after
             what, wanted = f"answered {response.status}", float(after) if after.isdigit() else 0.0
             what = f"{what}: {response.error}" if response.error else what
-        raise ServiceError(f"the judge: {what}, {TRIES} times", where=where, hint="is the server up?")
+        raise ServiceError(f"the judge: {what}, {TRIES} times", where=self._where, hint="is the server up?")
 
     def _post(self, body: dict[str, Any]) -> _Response:
         if self._at_zero:
             response = _read(self._http.post(self._url, json={**body, "temperature": 0}))
-            if response.status != 400 or "temperature" not in response.text:
+            if response.status not in (400, 422) or "temperature" not in response.text:
                 return response
             self._at_zero = False
         return _read(self._http.post(self._url, json=body))
+
+
+def _route(url: str) -> str:
+    """Where chats are completed, below what somebody gave; its query, such as Azure's api-version, stays behind it."""
+    path, mark, query = url.partition("#")[0].partition("?")
+    path = path.rstrip("/")
+    return f"{path}{'' if path.endswith('/chat/completions') else '/chat/completions'}{mark}{query}"
 
 
 def _require_url(url: str) -> None:

@@ -631,12 +631,25 @@ def test_an_error_with_200_that_stays_ends_in_its_words_and_one_of_a_row_costs_t
             asked.grade("q", "a", "a")
 
 
-def test_a_judge_that_takes_no_temperature_is_asked_without(judge: str) -> None:
-    StandIn.refuses = "temperature"
+@pytest.mark.parametrize("end", ["", "/", "/chat/completions", "/chat/completions/"])
+@pytest.mark.parametrize("query", ["", "?api-version=2024-10-21&key=sk-hidden"])
+def test_a_judges_query_stays_behind_its_route_and_is_not_shown(judge: str, end: str, query: str) -> None:
+    with Judge(f"{judge}{end}{query}", "big", {}, pytest.fail) as asked:
+        assert asked.grade("q", "a", "a").score == 10.0
+        assert StandIn.asked[-1]["path"] == f"/v1/chat/completions{query}"
+        StandIn.statuses = [404]
+        with pytest.raises(ServiceError) as raised:
+            asked.grade("q", "a", "a")
+    assert "/v1/chat/completions" in str(raised.value) and "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize("refusal", [400, 422])
+def test_a_judge_that_takes_no_temperature_is_asked_without(judge: str, refusal: int) -> None:
+    StandIn.refuses, StandIn.refusal = "temperature", refusal
     with Judge(judge, "big", {}, pytest.fail) as asked:
         assert asked.grade("q", "a", "a").score == asked.grade("q", "b", "b").score == 10.0
     assert ["temperature" in body for body in StandIn.asked] == [True, False, False]
-    StandIn.refuses = "messages"
+    StandIn.refuses, StandIn.refusal = "messages", 400
     with Judge(judge, "big", {}, pytest.fail) as asked, pytest.raises(ServiceError, match="400.*Unsupported value"):
         asked.require_answer()
 
