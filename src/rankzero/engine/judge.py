@@ -206,9 +206,16 @@ def _words_of(response: _Response, where: str) -> str:
     if response.status != 200 or response.error:
         raise ServiceError(f"the judge {_refusal(response)}", where=where)
     try:
-        return str(json.loads(response.text)["choices"][0]["message"]["content"] or "")
-    except (ValueError, KeyError, IndexError, TypeError):
+        return _said(json.loads(response.text)["choices"][0]["message"]["content"])
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise ServiceError("the judge answered with what is no chat completion", where=where) from None
+
+
+def _said(content: Any) -> str:
+    """The text of an answer; of one in parts (Mistral's) that of its texts, which its reasoning is none of."""
+    if not isinstance(content, list):
+        return str(content or "")
+    return "".join(str(part.get("text") or "") for part in content if part.get("type") == "text")
 
 
 def _refusal(response: _Response) -> str:

@@ -631,6 +631,22 @@ def test_an_error_with_200_that_stays_ends_in_its_words_and_one_of_a_row_costs_t
             asked.grade("q", "a", "a")
 
 
+def test_a_grade_in_parts_is_in_their_texts_and_not_in_the_reasoning(judge: str) -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Perhaps so.\nScore: 3"}]}
+    for content, score in (
+        ([thought, {"type": "text", "text": "8"}], 8.0),
+        ([{"type": "text", "text": '{"score": 7, '}, {"type": "text", "text": '"reason": "x"}'}], 7.0),
+        ([thought], None),
+        (None, None),
+    ):
+        StandIn.statuses = [{"choices": [{"message": {"role": "assistant", "content": content}}]}]
+        with Judge(judge, "big", {}, pytest.fail) as asked:
+            assert asked.grade("q", "a", "a").score == score
+    StandIn.statuses = [{"choices": [{"message": {"content": ["8"]}}]}]
+    with Judge(judge, "big", {}, pytest.fail) as asked, pytest.raises(ServiceError, match="no chat completion"):
+        asked.grade("q", "a", "a")
+
+
 @pytest.mark.parametrize("end", ["", "/", "/chat/completions", "/chat/completions/"])
 @pytest.mark.parametrize("query", ["", "?api-version=2024-10-21&key=sk-hidden"])
 def test_a_judges_query_stays_behind_its_route_and_is_not_shown(judge: str, end: str, query: str) -> None:
