@@ -18,8 +18,9 @@ from rankzero.launch import labels
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import variables
 from rankzero.launch.render.sbatch_parts import (
-    IS_CANCELLED,
+    IS_CANCELLED_INSIDE,
     IS_TO_GO_ON,
+    LEAVE_TO_THE_NEXT,
     START,
     command,
     environment,
@@ -29,12 +30,11 @@ from rankzero.launch.render.sbatch_parts import (
     is_left_to_the_next,
     last_note,
     launch,
-    leave_to_the_next,
     named_options,
     noted_job,
     option_value,
+    part_opening,
     queue_again,
-    seen_inside,
     setup,
     stop_options,
     unstarted,
@@ -183,50 +183,47 @@ def _node_script(plan: Plan, state: str) -> str:
 
     The node command counts its restarts; those that end by a signal are counted here, as they cannot speak.
     """
-    inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
+    inside = posixpath.dirname(plan.config_dir)
     again = "|".join(str(code + RETRY_EXIT_OFFSET) for code in _RETRIED)
     done, stopped = int(ExitCode.DONE), int(ExitCode.STOPPED)
     peer_lost = ExitCode.SERVICE + RETRY_EXIT_OFFSET
     return f"""\
 # The node command of one node. Ranks and addresses are those that Slurm gives.
-asked= killed=0
-trap 'asked=1' TERM INT
-state={_quoted(own)} nodes={_quoted(f"{own}/nodes")}
+{part_opening(plan, state, "$SLURM_NODEID")}\
+_rankzero_killed=0
 export RANKZERO_NODE="$SLURM_NODEID"
 export RANKZERO_MASTER="$SLURM_LAUNCH_NODE_IPADDR"
 export RANKZERO_CONTROL_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {MOST_JOBS} * 2))
 export MASTER_PORT=$((RANKZERO_CONTROL_PORT + 1))
 export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.words"
-note() {{
-  echo "$1 {START} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
-}}
-leave() {{  # for good; where that is a failure, no other node is to wait for this one
-  note end "$1"
-  case $1 in {done}|{stopped}) ;; *) echo "{START}" > "$nodes/over" ;; esac
+_rankzero_leave() {{  # for good; where that is a failure, no other node is to wait for this one
+  _rankzero_note end "$1"
+  case $1 in {done}|{stopped}) ;; *) echo "$_rankzero_start" > "$_rankzero_nodes/over" ;; esac
   exit "$1"
 }}
-{setup(plan, '"$nodes/$SLURM_NODEID.words"')}\
+{setup(plan)}\
 while :; do
-  : > "$nodes/$SLURM_NODEID.words"
-  note begin "$SLURMD_NODENAME"
+  : > "$_rankzero_part.words"
+  _rankzero_note begin "$_rankzero_host"
   # a signal does not reach what is not there yet
-  if [ -n "$asked" ] || {IS_CANCELLED} || grep -qsx "{START}" "$nodes/over"; then code={stopped}; break; fi
+  if [ -n "$_rankzero_asked" ] || {IS_CANCELLED_INSIDE} ||
+    grep -qsx "$_rankzero_start" "$_rankzero_nodes/over"; then _rankzero_code={stopped}; break; fi
   {command(plan, "rankzero.launch.node")}
-  code=$?
-  {unstarted(plan, '"$nodes/$SLURM_NODEID.words"')}
+  _rankzero_code=$?
+  {unstarted(plan)}
   {heard_as_stop(peer_lost)}
-  case $code in
-    {stopped}|{stopped + RETRY_EXIT_OFFSET}) code={stopped}; break ;;
+  case $_rankzero_code in
+    {stopped}|{stopped + RETRY_EXIT_OFFSET}) _rankzero_code={stopped}; break ;;
     {again}) ;;
     129|1[3-8]?|190|191)
-      killed=$((killed + 1))
-      if [ $killed -gt {plan.cluster.max_restarts} ]; then break; fi ;;
+      _rankzero_killed=$((_rankzero_killed + 1))
+      if [ $_rankzero_killed -gt {plan.cluster.max_restarts} ]; then break; fi ;;
     *) break ;;
   esac
-  {leave_to_the_next("$SLURM_NODEID")}
-  note end $code
+  {LEAVE_TO_THE_NEXT}
+  _rankzero_note end $_rankzero_code
 done
-leave $code
+_rankzero_leave $_rankzero_code
 """
 
 

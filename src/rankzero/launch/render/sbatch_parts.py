@@ -180,42 +180,75 @@ def launch(plan: Plan, state: str, script: str, options: Sequence[str], beside: 
         yield 'kill "$beside" 2> /dev/null'
 
 
-def setup(plan: Plan, words: str) -> str:
-    """The site's lines, each with a check: where one fails, a part of the run leaves with the line's own exit code,
-    unless that would say that the run is stopped and saved. `words` is the file that has its last words, as the shell
-    writes it. The script has functions `note` and `leave`."""
+def part_opening(plan: Plan, state: str, part: str) -> str:
+    """How the shell begins that srun starts for a part of the run. The site's lines of setup run in that same shell, so
+    all it has of its own is called `_rankzero_…`; and what they may take out of the environment is kept."""
+    own = seen_inside(plan, state)
+    return f"""\
+_rankzero_asked=
+trap '_rankzero_asked=1' TERM INT
+_rankzero_job="$SLURM_JOB_ID" _rankzero_start="{START}" _rankzero_host="$SLURMD_NODENAME"
+_rankzero_state={shlex.quote(own)} _rankzero_nodes={shlex.quote(f"{own}/nodes")}
+_rankzero_part="$_rankzero_nodes/{part}"
+_rankzero_note() {{
+  echo "$1 $_rankzero_start $(date +%s) $2" >> "$_rankzero_part"
+}}
+"""
+
+
+IS_CANCELLED_INSIDE = 'grep -qsx "$_rankzero_job" "$_rankzero_state/cancelled"'
+"""As `IS_CANCELLED`, to the shell that srun starts."""
+
+
+def setup(plan: Plan) -> str:
+    """The site's lines, each with a check: where one fails, or ends the shell, a part of the run leaves with the line's
+    own exit code, unless that would say that the run is well, or stopped and saved. What the lines set for this shell
+    is not for what comes after them. The script has opened as `part_opening` says, and has `_rankzero_leave`."""
     lines = []
     for line in plan.cluster.slurm.setup:
         said = {"rankzero": 1, "outcome": "failed", "where": "slurm.setup", "what": f"this line failed: {line}"}
         said["hint"] = "the log says why; a line that may fail ends with `|| true`"
-        lines += [line, f"set_up $? {shlex.quote(json.dumps(said))}"]
+        lines.append(f"_rankzero_line={shlex.quote(json.dumps(said))}\n{line}\n_rankzero_set_up $?\n")
     if not lines:
         return ""
     stopped = int(ExitCode.STOPPED)
-    check = f"""\
-set_up() {{
-  [ "$1" != 0 ] || return 0
-  printf '%s\\n' "$2" > {words}
-  note begin "$SLURMD_NODENAME"
-  code=$1
-  if [ -n "$asked" ]; then code={stopped}; elif [ $code = {stopped} ]; then code={int(ExitCode.INTERNAL)}; fi
-  leave $code
+    before = f"""\
+_rankzero_set_up() {{
+  [ "$1" = 0 ] || _rankzero_failed "$1"
 }}
+_rankzero_failed() {{
+  [ -n "$_rankzero_line" ] || return 0  # the lines are over
+  set +euC
+  printf '%s\\n' "$_rankzero_line" > "$_rankzero_part.words"
+  _rankzero_line=
+  _rankzero_note begin "$_rankzero_host"
+  _rankzero_code=$1
+  case $_rankzero_code in {int(ExitCode.DONE)}|{stopped}) _rankzero_code={int(ExitCode.INTERNAL)} ;; esac
+  if [ -n "$_rankzero_asked" ]; then _rankzero_code={stopped}; fi
+  _rankzero_leave $_rankzero_code
+}}
+trap '_rankzero_failed $?' EXIT  # with `set -e` a line ends the shell
 """
-    return check + "".join(f"{line}\n" for line in lines)
+    after = """\
+_rankzero_line=
+set +euC
+if [ -n "${BASH_VERSION:-}" ]; then trap - ERR; fi
+trap '_rankzero_asked=1' TERM INT
+"""
+    return f"{before}{''.join(lines)}{after}"
 
 
 def heard_as_stop(*codes: int) -> str:
-    """To a shell that started one of our commands: which exit codes say no more than that it was `asked` to stop. A
+    """To a shell that started one of our commands: which exit codes say no more than that it was asked to stop. A
     signal ends Python before it listens, and `codes` are those of who only followed others."""
     known = "|".join(str(code) for code in (INTERRUPTED, _SIGTERM, *codes))
-    return f'if [ -n "$asked" ]; then case $code in {known}) code={int(ExitCode.STOPPED)} ;; esac; fi'
+    stopped = f"case $_rankzero_code in {known}) _rankzero_code={int(ExitCode.STOPPED)} ;; esac"
+    return f'if [ -n "$_rankzero_asked" ]; then {stopped}; fi'
 
 
-def leave_to_the_next(name: str) -> str:
-    """Where a command that was asked to stop failed, and may be tried again: not here. The failure is seen, and the
-    batch script finds that another allocation may cure it."""
-    return f'if [ -n "$asked" ]; then echo "{START}" > "$nodes/{name}.again"; break; fi'
+LEAVE_TO_THE_NEXT = 'if [ -n "$_rankzero_asked" ]; then echo "$_rankzero_start" > "$_rankzero_part.again"; break; fi'
+"""Where a command that was asked to stop failed, and may be tried again: not here. The failure is seen, and the batch
+script finds that another allocation may cure it."""
 
 
 def is_left_to_the_next(name: str) -> str:
@@ -265,15 +298,16 @@ def queue_again(plan: Plan, name: str) -> Iterator[str]:
     yield f"exit {code}"
 
 
-def unstarted(plan: Plan, words: str) -> str:
+def unstarted(plan: Plan) -> str:
     """To a shell that started one of our commands: says what it was where the shell found nothing of that name, or may
-    not run it. `words` as in `setup`."""
-    python = plan.cluster.slurm.python
+    not run it."""
+    python, words = plan.cluster.slurm.python, '"$_rankzero_part.words"'
     said = {"rankzero": 1, "outcome": "failed", "where": "slurm.python", "what": f"{python} cannot be started there"}
     said["hint"] = (
         "a Python that has rankzero, on all nodes: in an environment on a shared directory; the log says more"
     )
-    return f"case $code in 126|127) [ -s {words} ] || echo {shlex.quote(json.dumps(said))} > {words} ;; esac"
+    told = f"[ -s {words} ] || echo {shlex.quote(json.dumps(said))} > {words}"
+    return f"case $_rankzero_code in 126|127) {told} ;; esac"
 
 
 def _as_enroot_has_it(image: str) -> str:

@@ -20,8 +20,9 @@ from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import PREPARE_CPU, PREPARE_MEMORY, variables
 from rankzero.launch.render.sbatch_parts import (
-    IS_CANCELLED,
+    IS_CANCELLED_INSIDE,
     IS_TO_GO_ON,
+    LEAVE_TO_THE_NEXT,
     command,
     environment,
     heard_as_stop,
@@ -30,12 +31,11 @@ from rankzero.launch.render.sbatch_parts import (
     is_left_to_the_next,
     last_note,
     launch,
-    leave_to_the_next,
     named_options,
     noted_job,
     option_value,
+    part_opening,
     queue_again,
-    seen_inside,
     setup,
     stop_options,
     unstarted,
@@ -109,34 +109,30 @@ def _options(plan: Plan, state: str) -> Iterator[str]:
 
 def _script(plan: Plan, state: str) -> str:
     """What srun starts: the preparation, again where that may help, its codes noted as those of nodes are."""
-    inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
+    inside, stopped = posixpath.dirname(plan.config_dir), int(ExitCode.STOPPED)
     return f"""\
 # The preparation of a run, in one place and before any GPU is asked for.
-asked= starts=0
-trap 'asked=1' TERM INT
-state={shlex.quote(own)} nodes={shlex.quote(f"{own}/nodes")}
+{part_opening(plan, state, "prepare")}\
+_rankzero_starts=0
 export RANKZERO_TERMINATION_LOG={shlex.quote(f"{inside}/nodes/prepare.words")}
-note() {{
-  echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/prepare"
-}}
-leave() {{
-  note end "$1"
+_rankzero_leave() {{
+  _rankzero_note end "$1"
   exit "$1"
 }}
-{setup(plan, '"$nodes/prepare.words"')}\
+{setup(plan)}\
 while :; do
-  : > "$nodes/prepare.words"
-  note begin "$SLURMD_NODENAME"
-  if [ -n "$asked" ] || {IS_CANCELLED}; then code={int(ExitCode.STOPPED)}; break; fi
+  : > "$_rankzero_part.words"
+  _rankzero_note begin "$_rankzero_host"
+  if [ -n "$_rankzero_asked" ] || {IS_CANCELLED_INSIDE}; then _rankzero_code={stopped}; break; fi
   {command(plan, "rankzero.launch.node.prepare")}
-  code=$?
-  {unstarted(plan, '"$nodes/prepare.words"')}
+  _rankzero_code=$?
+  {unstarted(plan)}
   {heard_as_stop()}
-  starts=$((starts + 1))
-  case $code in {_FINAL}) break ;; esac
-  if [ $starts -gt {PREPARE_RESTARTS} ]; then break; fi
-  {leave_to_the_next("prepare")}
-  note end $code
+  _rankzero_starts=$((_rankzero_starts + 1))
+  case $_rankzero_code in {_FINAL}) break ;; esac
+  if [ $_rankzero_starts -gt {PREPARE_RESTARTS} ]; then break; fi
+  {LEAVE_TO_THE_NEXT}
+  _rankzero_note end $_rankzero_code
 done
-leave $code
+_rankzero_leave $_rankzero_code
 """
