@@ -46,7 +46,7 @@ _WAITING = (
         "slurm-submitting",
         "waiting",
         "it is being handed to sbatch, which has not said the number of its job",
-        "wait; where no `rankzero submit` is at it any more, submit it again",
+        "wait; where no `rankzero submit` is at it any more, submit it again, or `rankzero cancel` it",
     ),
     _reason(
         r"^(Resources|Priority)\b",

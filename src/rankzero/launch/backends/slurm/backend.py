@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rankzero.errors import ConfigError, RankzeroError, ServiceError
 from rankzero.launch import labels
@@ -117,10 +117,11 @@ class SlurmBackend:
     def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
         """Everything about one run."""
         state = self._state(run)
-        if not state.about:
+        about = _about(state)
+        if not about:
             return Evidence(run=run, now=datetime.now(UTC))
         evidence = self._evidence(state, self._jobs(state))
-        parts = {_pod_name(run, part): part for part in (PREPARATION, *range(num_nodes(state.about)))}
+        parts = {_pod_name(run, part): part for part in (PREPARATION, *range(num_nodes(about)))}
         names = [str(pod["metadata"]["name"]) for pod in evidence.pods]
         logs = {name: "\n".join(state.last_lines(state.log(parts[name]), log_lines)) for name in names}
         return replace(evidence, logs={name: text for name, text in logs.items() if text})
@@ -166,7 +167,7 @@ class SlurmBackend:
         if claims and about:
             where = about.get("annotations", {}).get(labels.RUN_DIR)
             say(f"results stay where they are{f': {where}' if where else ''}")
-        return [*([f"job {number}"] if ended else []), *state.remove()]
+        return [*([f"job {number}"] if ended and number else []), *state.remove()]
 
     def _end(self, state: RunState, say: Say) -> bool:
         """Whether there was anything to end. The run's job goes first: it would start after the other."""
@@ -177,7 +178,10 @@ class SlurmBackend:
             state.cancel(*(job.id for job in going))
         for job in going:
             end(self._slurm, job, grace + MARGIN_SECONDS, say, lambda: self._sleep(POLL_SECONDS))
-        return bool(going)
+        doubtful = answered(lambda: slurm_submit.withdraw(self._slurm, state), say, lambda: self._sleep(POLL_SECONDS))
+        if doubtful:
+            say("what Slurm may have of it without a number is taken out of the queue")
+        return bool(going) or doubtful
 
     def _state(self, run: str) -> RunState:
         return RunState(self._directory / run)
@@ -191,7 +195,7 @@ class SlurmBackend:
 
     def _evidence(self, state: RunState, jobs: Mapping[str, Job]) -> Evidence:
         """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""
-        about, number, first = state.about, state.job, state.preparation
+        about, number, first = _about(state), state.job, state.preparation
         batch = "\n".join(state.last_lines(state.batch_log, _MESSAGE_LINES))
         nodes = [_seen(state, node, number, batch) for node in range(num_nodes(about))]
         pods, waits = [], False
@@ -203,6 +207,11 @@ class SlurmBackend:
             pods += pods_of(about, job, number, nodes, now)
         objects = (config_map(about, job),)
         return Evidence(run=state.root.name, now=now, objects=objects, pods=tuple(pods))
+
+
+def _about(state: RunState) -> dict[str, Any]:
+    """Of a run whose directory went where its submit was interrupted, what that was about."""
+    return state.about or state.doubted
 
 
 def _known(jobs: Mapping[str, Job], number: str) -> Job | None:

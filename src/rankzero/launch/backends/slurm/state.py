@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ PREPARATION: Literal["prepare"] = "prepare"
 Part = int | Literal["prepare"]
 """A node by its number, or what goes before them."""
 _TAIL_BYTES = 256 * 1024
+_DOUBT = ".doubt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,12 @@ class RunState:
     @property
     def about(self) -> dict[str, Any]:
         """The script's metadata; empty where there is none."""
-        try:
-            value = json.loads(self._text("about.json"))
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        return _read_map(self._text("about.json"))
+
+    @property
+    def doubted(self) -> dict[str, Any]:
+        """The metadata of the script of which it is not known whether sbatch took it; empty where there is none."""
+        return _read_map(self._text(self._doubt.name, self.root.parent))
 
     @property
     def cancelled(self) -> frozenset[str]:
@@ -192,9 +194,12 @@ class RunState:
         with storage_errors(self._doubt):
             return there(self._doubt)
 
-    def doubt(self) -> None:
-        """Note that. Raises StorageError."""
-        write_text(self._doubt, "")
+    def doubt(self, about: Mapping[str, Any]) -> None:
+        """Note that, with the script's metadata, as long as it is not known to be otherwise: who asks sbatch may be
+        killed. Raises StorageError."""
+        write_text(self._doubt, json.dumps(about))
+        with storage_errors(self._doubt):
+            self._doubt.chmod(0o600)
 
     def settle_doubt(self) -> None:
         """There is none any more. Raises StorageError."""
@@ -204,7 +209,7 @@ class RunState:
     @property
     def _doubt(self) -> Path:
         """Beside it: it is as before where a submit fails."""
-        return self.root.with_name(f".{self.root.name}.doubt")
+        return self.root.with_name(f".{self.root.name}{_DOUBT}")
 
     def cancel(self, *jobs: str) -> None:
         """Have the batch scripts let them end when they are saved. Raises StorageError."""
@@ -262,11 +267,12 @@ class RunState:
         lines = self._text(name).split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip().isdigit()), "")
 
-    def _text(self, name: str) -> str:
+    def _text(self, name: str, directory: Path | None = None) -> str:
         """Nothing where there is no such file. Raises AccessError, and StorageError where that cannot be seen."""
-        with storage_errors(self.root / name):
+        path = (directory or self.root) / name
+        with storage_errors(path):
             try:
-                return (self.root / name).read_text(encoding="utf-8", errors="replace")
+                return path.read_text(encoding="utf-8", errors="replace")
             except (FileNotFoundError, NotADirectoryError):
                 return ""
             except PermissionError as error:
@@ -282,14 +288,30 @@ class RunState:
 
 
 def states(directory: Path) -> Iterator[RunState]:
-    """Of all runs there that may be read, by their names. Raises StorageError."""
+    """Of all runs there that may be read, by their names; also of one that Slurm may have and that has no directory any
+    more. Raises StorageError."""
     with storage_errors(directory):
         try:
             names = sorted(os.listdir(directory))
         except (FileNotFoundError, NotADirectoryError):
             return
-        found = [name for name in names if not name.startswith(".") and _is_open(directory / name / "about.json")]
-    yield from (RunState(directory / name) for name in found)
+        found = {name for name in names if not name.startswith(".") and _is_open(directory / name / "about.json")}
+        doubts = [name for name in names if name.startswith(".") and name.endswith(_DOUBT)]
+        found.update(name[1 : -len(_DOUBT)] for name in doubts if _is_open(directory / name))
+    yield from (state for state in (RunState(directory / name) for name in sorted(found)) if _is_known(state))
+
+
+def _is_known(state: RunState) -> bool:
+    """Whether there is more of it than a doubt, which an earlier version left without a word."""
+    return _is_open(state.root / "about.json") or bool(state.doubted)
+
+
+def _read_map(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _move(source: Path, target: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from rankzero.errors import ConfigError, ExitCode, Problem, ServiceError
+from rankzero.errors import AccessError, ConfigError, ExitCode, Problem, ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
-from rankzero.launch.backends.slurm.command import Job, Slurm, without_habits
+from rankzero.launch.backends.slurm.command import AbsentError, Job, Slurm, without_habits
 from rankzero.launch.backends.slurm.evidence import as_heard, num_nodes
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import RunState
@@ -21,7 +21,6 @@ from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.render.sbatch_parts import SUBMITTED_VARIABLE, TOKEN_OF_CLIENTS
-from rankzero.launch.silence import SilentError
 from rankzero.redaction import holds_secret, looks_secret, without_secrets
 
 _IS_A_JOBS = re.compile(r"SLURM(D|_)")
@@ -34,7 +33,6 @@ _ENTRY = re.compile(r"[A-Z][A-Z0-9_]*$")
 """A variable that an entry of `secrets` of its own name stands for."""
 _GOES_WITH = {"AWS_ACCESS_KEY_ID": "AWS_SECRET_ACCESS_KEY"}
 """What has the shape of a secret and only says whose one is."""
-_JOB_NAME = re.compile(r"(?m)^#SBATCH --job-name=(\S+)")
 _DIRECTIVE = re.compile(r"(?m)^#SBATCH --([a-z-]+)")
 _OF_SBATCH = "SBATCH_"
 _OPTIONS = {
@@ -126,16 +124,21 @@ def submit(
         stop()
     if left := withheld(request, env):
         say(_told_withheld(left))
-    if state.is_in_doubt:
-        _withdraw(slurm, request)
+    withdraw(slurm, state)
     about = {**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
-    try:
-        with state.anew(about, given.run[SUBMITTED_VARIABLE]):
+    with state.anew(about, given.run[SUBMITTED_VARIABLE]):
+        state.doubt(about)
+        try:
             job = _queued(slurm, request, given, say)
-    except SilentError:
-        state.doubt()
-        raise
+        except (ConfigError, AccessError, AbsentError):  # it has said that there is none
+            state.settle_doubt()
+            raise
+        except BaseException:
+            ways = f"submit again, or `rankzero cancel {request.run}`"
+            say(f"whether Slurm has a job of {request.run} is not known: {ways}, which take it out of the queue")
+            raise
     state.settle(job)
+    state.settle_doubt()
     say(f"job {job} is in the queue")
 
 
@@ -166,13 +169,17 @@ def heard(state: RunState, job: Job | None) -> Job | None:
     return as_heard(job, datetime.now(UTC), begun=begun)
 
 
-def _withdraw(slurm: Slurm, request: Request) -> None:
-    """Take jobs out of the queue that sbatch was not answered about, and that Slurm has all the same: each would take
-    its turn, to find that its submission is not there."""
-    for script in filter(None, (request.script, request.preparation)):
-        for name in _JOB_NAME.findall(script):
-            slurm.cancel(f"--name={name}", "--state=PENDING")
-    request.state.settle_doubt()
+def withdraw(slurm: Slurm, state: RunState) -> bool:
+    """Take jobs out of the queue that nobody was told the number of, and that Slurm may have all the same: each would
+    take its turn, to find that its submission is not there. Returns whether there may have been any. Raises as
+    `Slurm.cancel`, and StorageError."""
+    if not state.is_in_doubt and (state.job or not state.about):
+        return False
+    run, where = state.root.name, str(state.root)
+    for name in (run, labels.prepare_name(run)):
+        slurm.cancel(f"--name={labels.job_name(name, where)}", "--state=PENDING")
+    state.settle_doubt()
+    return True
 
 
 def _ends_for_good(state: RunState, job: Job) -> bool:

@@ -115,7 +115,7 @@ def test_a_directory_that_cannot_be_looked_at_is_left_alone(state: RunState, mon
 
 def test_what_cannot_be_looked_at_is_no_run_without_a_job(state: RunState, monkeypatch: pytest.MonkeyPatch) -> None:
     """From Python 3.14 on, Path.exists and Path.is_dir say False of it."""
-    state.doubt()
+    state.doubt(ABOUT)
     assert [one.root for one in states(state.root.parent)] == [state.root]
     looks: list[Callable[[], object]] = [
         lambda: state.job,

@@ -1,0 +1,79 @@
+"""Submits that were interrupted while sbatch was asked: what Slurm may have of them is found and withdrawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankzero.api.clusters import find_run
+from rankzero.errors import AccessError, ConfigError
+from rankzero.launch.backends.slurm.command import Answer
+from rankzero.launch.backends.slurm.state import RunState
+from tests.unit.launch.backends.slurm.conftest import Site
+
+
+def interrupted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm has taken the job when Ctrl-C comes, and before sbatch has said its number."""
+    taken = site.slurm._sbatch
+
+    def sbatch(*given: Any) -> Answer:
+        taken(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(site.slurm, "_sbatch", sbatch)
+        with pytest.raises(KeyboardInterrupt):
+            site.submit()
+
+
+@pytest.mark.parametrize("command", ["cancel", "delete", "submit"])
+def test_a_job_whose_submit_was_interrupted_is_found_and_withdrawn(
+    site: Site, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(site, monkeypatch)
+    assert "`rankzero cancel r`" in site.said[-1] and not (site.root / "slurm/r").exists()
+    assert find_run(site.backend, "r") == "r" and site.status().findings[0].code == "slurm-submitting"
+    site.said.clear()
+    if command == "submit":
+        site.submit()
+        assert [job.state for job in site.slurm.jobs.values()] == ["CANCELLED", "PENDING"]
+        assert site.said == ["job 18 is in the queue"]
+    elif command == "cancel":
+        site.backend.cancel("r", site.said.append)
+        assert site.slurm.jobs["17"].state == "CANCELLED" and "out of the queue" in site.said[-1]
+    else:
+        assert site.backend.delete("r", claims=True, say=site.said.append) == []
+        assert site.slurm.jobs["17"].state == "CANCELLED"
+    assert not RunState(site.root / "slurm/r").is_in_doubt
+    assert [one.run for one in site.backend.runs()] == (["r"] if command == "submit" else [])
+
+
+def test_an_interrupted_submit_leaves_what_was_there_and_cancel_withdraws_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.submit()
+    site.becomes("COMPLETED")
+    interrupted(site, monkeypatch)
+    assert RunState(site.root / "slurm/r").job == "17"
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.jobs["18"].state == "CANCELLED"
+
+
+@pytest.mark.parametrize("killed", ["before an earlier version knew a doubt", "in sbatch"])
+def test_a_run_whose_submit_was_killed_is_taken_out_of_the_queue_by_its_name(site: Site, killed: str) -> None:
+    site.submit()
+    (site.root / "slurm/r/job").unlink()
+    if killed == "in sbatch":
+        state = RunState(site.root / "slurm/r")
+        state.doubt(state.about)
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.jobs["17"].state == "CANCELLED"
+
+
+@pytest.mark.parametrize("refused", ["sbatch: error: invalid partition specified: x\n", "access/permission denied\n"])
+def test_what_sbatch_refuses_leaves_no_doubt(site: Site, refused: str) -> None:
+    site.slurm.refuses = refused
+    with pytest.raises((ConfigError, AccessError)):
+        site.submit()
+    assert not RunState(site.root / "slurm/r").is_in_doubt and site.backend.runs() == []
