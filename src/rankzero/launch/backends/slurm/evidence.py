@@ -15,6 +15,7 @@ from rankzero.launch.backends.slurm.state import Ending, NodeNotes
 from rankzero.launch.kinds.slurm import CONDITION, NODE_LABEL, NOT_STARTED, UNKNOWN
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import read_stamp
+from rankzero.launch.render.sbatch import RETRY_EXIT_OFFSET
 from rankzero.launch.render.sbatch_parts import LATE_SECONDS
 from rankzero.launch.untyped_json import whole
 
@@ -45,6 +46,8 @@ class NodeSeen:
     """Whether its job was told to stop for good."""
     mute: bool = False
     """Whether it is of a job that ended well, of which nobody noted anything here."""
+    left_with: int = 0
+    """The exit code of its job, where that is of a part that could not note its end: on a volume that is full."""
 
     @property
     def tail(self) -> str:
@@ -70,6 +73,7 @@ def pods_of(
     job = as_heard(job, now, begun=begun)
     if job is not None and job.state == "COMPLETED" and not begun:
         nodes = [replace(seen, mute=True) for seen in nodes]
+    nodes = _with_code(job, nodes)
     own = about.get("labels", {})
     name = str(about.get("name", ""))
     left = all(_has_left(_notes(job, seen)) for seen in nodes)
@@ -90,6 +94,7 @@ def preparation_pod(about: Mapping[str, Any], job: Job | None, number: str, seen
     """The pod of what goes before the nodes. `job` as in `pods_of`."""
     own = {**about.get("labels", {}), labels.ROLE: labels.PREPARE_ROLE}
     called = (labels.prepare_name(str(about.get("name", ""))), own)
+    (seen,) = _with_code(job, [seen])
     pod = _pod(about, job, number, called, seen, all_left=_has_left(_notes(job, seen)))
     if is_done(seen):  # its job may take a moment to end
         pod["metadata"].pop("deletionTimestamp", None)
@@ -128,6 +133,18 @@ def _restart(job: Job | None, seen: NodeSeen) -> int:
 def _notes(job: Job | None, seen: NodeSeen) -> NodeNotes:
     """Those that count: none of a start that is over."""
     return seen.notes if seen.restart == _restart(job, seen) else NodeNotes()
+
+
+def _with_code(job: Job | None, parts: Sequence[NodeSeen]) -> list[NodeSeen]:
+    """Told the exit code of a failed job, which is that of one of its parts. Where one has noted it, or has not begun,
+    it says nothing of the others; with that of a stop the job leaves only where all have stopped."""
+    if job is None or job.state != "FAILED":
+        return list(parts)
+    known = [_notes(job, seen) for seen in parts]
+    noted = {end.code for notes in known for end in notes.endings}
+    absent = any(notes.began is None and not notes.endings for notes in known)
+    is_of_others = absent or (job.code in noted and job.code != ExitCode.STOPPED)
+    return [replace(seen, left_with=0 if is_of_others else job.code) for seen in parts]
 
 
 def _has_left(notes: NodeNotes) -> bool:
@@ -238,6 +255,9 @@ def _code_without_words(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> in
         return int(ExitCode.STOPPED)  # nothing had begun
     if state in ("FAILED", UNKNOWN) and notes.began is None:
         return job.code if job is not None and job.code in _FAILURES else int(ExitCode.INTERNAL)
+    if seen.left_with:
+        own = seen.left_with - RETRY_EXIT_OFFSET
+        return own if own in _FAILURES else seen.left_with
     return SIGKILL_CODE if state in ("OUT_OF_MEMORY", UNKNOWN) else SIGTERM_CODE
 
 

@@ -128,6 +128,47 @@ def test_what_could_not_be_started_says_the_end_of_the_log(site: Site) -> None:
     assert "No module named rankzero" in " ".join((site.status().verdict, *site.status().findings[0].evidence))
 
 
+FULL = "2026-11-22T11:02:00Z error: /out/runs/r: the checkpoint was not saved: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("left_with", "code", "finding"),
+    [(74, 74, "storage-full"), (202, 74, "storage-full"), (139, 139, "crash"), (137, 137, ""), (143, 143, "")],
+)
+def test_a_node_that_could_not_note_its_end_left_with_the_code_of_its_job(
+    site: Site, left_with: int, code: int, finding: str
+) -> None:
+    """A volume that is full takes no note of that either."""
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin")
+        site.log(node, FULL)
+    site.slurm.jobs["17"] = FakeJob("FAILED", "NonZeroExitCode", code=left_with)
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", code)
+    assert finding in [*[one.code for one in failed.findings], ""]
+    if code == 74:
+        assert "No space left on device" in failed.verdict
+
+
+def test_the_code_of_a_job_that_one_node_noted_says_nothing_of_another(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin", "end 78", words={"outcome": "failed", "exit_code": 78, "what": "no such model", "where": "m"})
+    site.note(1, "begin")
+    site.slurm.jobs["17"] = FakeJob("FAILED", "NonZeroExitCode", code=78)
+    pods = {pod["metadata"]["name"]: pod for pod in site.backend.collect("r").pods}
+    (container,) = pods["r-1"]["status"]["containerStatuses"]
+    assert container["state"]["terminated"]["exitCode"] == 143 and site.status().exit_code == 78
+
+
+def test_nodes_that_saved_and_could_not_note_it_have_stopped(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin", "end 75")
+    site.note(1, "begin")
+    site.slurm.jobs["17"] = FakeJob("FAILED", "NonZeroExitCode", code=75)
+    assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
+
+
 @pytest.mark.parametrize(
     ("reason", "code", "severity", "says"),
     [
