@@ -21,7 +21,7 @@ from rankzero.launch.render.sbatch_parts import (
     IS_CANCELLED_INSIDE,
     IS_TO_GO_ON,
     LEAVE_TO_THE_NEXT,
-    START,
+    START_NAME,
     command,
     environment,
     heard_as_stop,
@@ -126,7 +126,7 @@ def _beside(plan: Plan) -> Iterator[str]:
     """A node that fails before it has met the others, or for good while they wait for it, can tell them nothing: they
     are asked to save and leave."""
     if plan.cluster.num_nodes > 1:
-        yield f'until grep -qsx "{START}" "$state/nodes/over"; do sleep {LOOK_SECONDS}; done'
+        yield f'until [ -e "$state/nodes/over-{START_NAME}" ]; do sleep {LOOK_SECONDS}; done'
         yield f'until scancel --signal=TERM "$SLURM_JOB_ID"; do sleep {LOOK_SECONDS}; done'
 
 
@@ -198,7 +198,7 @@ export MASTER_PORT=$((RANKZERO_CONTROL_PORT + 1))
 export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.words"
 _rankzero_leave() {{  # for good; where that is a failure, no other node is to wait for this one
   _rankzero_note end "$1"
-  case $1 in {done}|{stopped}) ;; *) echo "$_rankzero_start" > "$_rankzero_nodes/over" ;; esac
+  case $1 in {done}|{stopped}) ;; *) : > "$_rankzero_nodes/over-$_rankzero_start_name" ;; esac
   exit "$1"
 }}
 {setup(plan)}\
@@ -207,7 +207,7 @@ while :; do
   _rankzero_note begin "$_rankzero_host"
   # a signal does not reach what is not there yet
   if [ -n "$_rankzero_asked" ] || {IS_CANCELLED_INSIDE} ||
-    grep -qsx "$_rankzero_start" "$_rankzero_nodes/over"; then _rankzero_code={stopped}; break; fi
+    [ -e "$_rankzero_nodes/over-$_rankzero_start_name" ]; then _rankzero_code={stopped}; break; fi
   {command(plan, "rankzero.launch.node")}
   _rankzero_code=$?
   {unstarted(plan)}

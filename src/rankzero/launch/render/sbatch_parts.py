@@ -21,6 +21,8 @@ from rankzero.spec.slurm_checks import SIGNAL_SECONDS
 
 START = "$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"
 """Which start of which job it is, to the shell."""
+START_NAME = START.replace(" ", "-")
+"""The same in the name of a file, which a full volume still takes where it takes no word in it."""
 SUBMITTED_VARIABLE, SUBMITTED_FILE = "RANKZERO_SUBMITTED_AS", "submitted-"
 """Says to a script that `submit` has made the run's directory, and which file there is this submission's alone."""
 TOKEN_OF_CLIENTS = "SLURM_JWT"
@@ -187,7 +189,8 @@ def part_opening(plan: Plan, state: str, part: str) -> str:
     return f"""\
 _rankzero_asked=
 trap '_rankzero_asked=1' TERM INT
-_rankzero_job="$SLURM_JOB_ID" _rankzero_start="{START}" _rankzero_host="$SLURMD_NODENAME"
+_rankzero_job="$SLURM_JOB_ID" _rankzero_host="$SLURMD_NODENAME"
+_rankzero_start="{START}" _rankzero_start_name="{START_NAME}"
 _rankzero_state={shlex.quote(own)} _rankzero_nodes={shlex.quote(f"{own}/nodes")}
 _rankzero_part="$_rankzero_nodes/{part}"
 _rankzero_note() {{
@@ -246,14 +249,14 @@ def heard_as_stop(*codes: int) -> str:
     return f'if [ -n "$_rankzero_asked" ]; then {stopped}; fi'
 
 
-LEAVE_TO_THE_NEXT = 'if [ -n "$_rankzero_asked" ]; then echo "$_rankzero_start" > "$_rankzero_part.again"; break; fi'
+LEAVE_TO_THE_NEXT = 'if [ -n "$_rankzero_asked" ]; then : > "$_rankzero_part.again-$_rankzero_start_name"; break; fi'
 """Where a command that was asked to stop failed, and may be tried again: not here. The failure is seen, and the batch
 script finds that another allocation may cure it."""
 
 
 def is_left_to_the_next(name: str) -> str:
     """To the batch script."""
-    return f'grep -qsx "{START}" "$state/nodes/{name}.again"'
+    return f'[ -e "$state/nodes/{name}.again-{START_NAME}" ]'
 
 
 def last_note(name: str) -> Iterator[str]:

@@ -220,8 +220,11 @@ class RunState:
         return read_notes(self._text(f"nodes/{part}"), job)
 
     def is_left_to_the_next(self, part: Part, job: str, restart: int) -> bool:
-        """Whether it failed while it was asked to stop in this start, and may be tried again in another."""
-        return self._text(f"nodes/{part}.again").strip() == f"{job} {restart}"
+        """Whether it failed while it was asked to stop in this start, and may be tried again in another. An earlier
+        version wrote the start into the file. Raises StorageError."""
+        noted = self.root / f"nodes/{part}.again-{job}-{restart}"
+        with storage_errors(noted):
+            return there(noted) or self._text(f"nodes/{part}.again").strip() == f"{job} {restart}"
 
     def words(self, part: Part) -> str:
         """What its command said at its last end."""

@@ -335,9 +335,31 @@ def test_a_node_that_comes_after_that_does_not_begin(tmp_path: Path) -> None:
     stage = Stage(tmp_path, nodes=2)
     stage.program("scancel", "exit 1\n")
     (stage.state / "nodes").mkdir(parents=True)
-    (stage.state / "nodes/over").write_text("7 1\n")
+    (stage.state / "nodes/over-7-1").touch()
     assert stage.run([0], [0], restart="1") == 75 and stage.left == {0: ["0"], 1: ["0"]}
     assert stage.run([0], [0], restart="2") == 0, "the word was about another start"
+
+
+FULL = "trap '' XFSZ; ulimit -f 0"
+"""As a line of setup: files are made, and nothing is written into them, as on a volume that is full."""
+
+
+def test_a_node_that_fails_on_a_full_volume_ends_the_others(tmp_path: Path) -> None:
+    stage = Stage(
+        tmp_path, nodes=3, settings=[f"slurm.setup={json.dumps([f'[ $SLURM_NODEID != 1 ] || {{ {FULL}; }}'])}"]
+    )
+    side_by_side(stage)
+    stage.run(["wait"], [78], ["wait"])
+    assert stage.asked == "--signal=TERM 7"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_stop_on_a_full_volume_goes_on_in_the_queue(tmp_path: Path, first: bool) -> None:
+    """As one whose save failed with a note does."""
+    stage = Stage(tmp_path, settings=[f"slurm.setup={json.dumps([FULL])}"])
+    code = 74 if first else 202
+    stage.program("node-python", f"{TOLD}\nexit {code}\n")
+    assert stage.run(text=stage.first if first else stage.text) == code and stage.asked == "requeue 7"
 
 
 def test_a_line_of_setup_that_fails_on_one_node_ends_the_others(tmp_path: Path) -> None:

@@ -261,15 +261,17 @@ def test_a_run_that_has_failed_for_good_is_submitted_again_while_its_job_ends(
     assert RunState(site.root / "slurm/r").job == ("18" if again else "17")
 
 
-def test_a_failure_that_is_left_to_the_next_allocation_is_not_for_good(site: Site) -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_failure_that_is_left_to_the_next_allocation_is_not_for_good(site: Site, earlier: bool) -> None:
     site.submit()
     site.note(0, "begin", "end 202")
-    (site.root / "slurm/r/nodes/0.again").write_text("17 0\n")
+    again = site.root / "slurm/r/nodes" / ("0.again" if earlier else "0.again-17-0")
+    again.write_text("17 0\n" if earlier else "")
     site.becomes("COMPLETING")
     site.submit()
     assert set(site.slurm.scripts) == {"17"}
     site.becomes("COMPLETING", restarts=1)
-    (site.root / "slurm/r/nodes/0.again").unlink()
+    again.unlink()
     site.submit()
     assert set(site.slurm.scripts) == {"17"}, "the failure is of a start before"
 
