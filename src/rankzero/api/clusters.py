@@ -20,6 +20,7 @@ from rankzero.errors import ConfigError, RankzeroError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
+    from rankzero.launch.evidence import Evidence
     from rankzero.launch.labels import Manifest
     from rankzero.launch.plan import Plan
     from rankzero.launch.status.model import RunStatus
@@ -216,10 +217,19 @@ def open_backend(cluster: ClusterSpec, *, say: Say = _silent, detach: bool = Fal
         from rankzero.launch.backends.slurm.backend import SlurmBackend
         from rankzero.launch.kinds.slurm import state_directory
 
-        return SlurmBackend(Path(state_directory(cluster)), say=say)
+        return SlurmBackend(Path(state_directory(cluster)), say=say, explain=why_it_waits)
     from rankzero.launch.backends.kubernetes.backend import open_kubernetes
 
     return open_kubernetes(cluster.context, cluster.namespace, say=say, wait=not detach)
+
+
+def why_it_waits(evidence: Evidence) -> list[str]:
+    """What keeps a run from starting and what to do about it; nothing where nothing does."""
+    from rankzero.errors import Problem
+    from rankzero.launch.diagnose import diagnose
+
+    found = [one for one in diagnose(evidence) if one.severity in ("broken", "waiting")]
+    return [str(Problem(one.cause, hint=one.fix)) for one in found[:1]]
 
 
 def backend_for(cluster: str | None, say: Say = _silent) -> tuple[ClusterSpec, Backend]:

@@ -26,6 +26,7 @@ from rankzero.launch.backends.slurm.evidence import (
     pods_of,
     preparation_pod,
 )
+from rankzero.launch.backends.slurm.following import Following
 from rankzero.launch.backends.slurm.logs import followed, recent
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
@@ -34,12 +35,11 @@ from rankzero.launch.evidence import Evidence
 from rankzero.launch.kinds.slurm import SUBMITTING
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
-from rankzero.launch.silence import Silence
 from rankzero.launch.survey import Survey
 from rankzero.launch.untyped_json import maps, text, whole
 
 POLL_SECONDS = 2.0
-"""How often squeue is asked by who waits: it is everybody's."""
+"""How often who follows looks for new lines, and who ends a job asks squeue."""
 _MESSAGE_LINES = 40
 
 
@@ -54,11 +54,12 @@ class SlurmBackend:
         env: Mapping[str, str] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         say: Say = lambda _line: None,
+        explain: Callable[[Evidence], Sequence[str]] = lambda _evidence: (),
     ) -> None:
-        """`say` is told what whoever follows a run waits for."""
+        """`say` is told what whoever follows a run waits for, in the words that `explain` has for a job that waits."""
         self._env = this_environment() if env is None else env
         self._directory, self._slurm, self._sleep = directory, slurm or Slurm(self._env), sleep
-        self._say = say
+        self._say, self._explain = say, explain
 
     def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Hand the script to sbatch. A job of this very script that waits or runs already is left alone."""
@@ -110,8 +111,7 @@ class SlurmBackend:
     def runs(self) -> list[Evidence]:
         """All runs whose directories are here."""
         found = list(states(self._directory))
-        ids = [one for state in found for one in (state.job, state.preparation) if one]
-        jobs = self._slurm.jobs(ids)
+        jobs = self._slurm.jobs([one for state in found for one in _asked(state)])
         return [self._evidence(state, own_jobs(state, jobs)) for state in found]
 
     def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
@@ -141,18 +141,14 @@ class SlurmBackend:
             yield from recent(state, names, query, wanted, now)
             return
 
-        silence = Silence(self._say)
-
-        def goes_on() -> bool:
-            try:
-                job = self._job(state)
-            except ServiceError as error:
-                silence.goes_on(error)
-                return True
-            silence.is_over()
-            return job is not None and not job.is_over
-
-        yield from followed(state, names, query, wanted, now, goes_on, lambda: self._sleep(POLL_SECONDS))
+        following = Following(
+            state,
+            lambda: self._jobs(state),
+            lambda jobs: slurm_submit.heard(state, _known(jobs, state.job)) if state.about else None,
+            lambda jobs: self._explain(self._evidence(state, jobs)) if state.job else (),
+            self._say,
+        )
+        yield from followed(state, names, query, wanted, now, following.goes_on, lambda: self._sleep(POLL_SECONDS))
 
     def cancel(self, run: str, say: Say) -> None:
         """SIGTERM to the nodes, which save and leave; the job ends where it does not in its grace period."""
@@ -186,12 +182,9 @@ class SlurmBackend:
     def _state(self, run: str) -> RunState:
         return RunState(self._directory / run)
 
-    def _job(self, state: RunState) -> Job | None:
-        return slurm_submit.heard(state, _known(self._jobs(state), state.job)) if state.about else None
-
     def _jobs(self, state: RunState) -> dict[str, Job]:
         """The run's job, then that of its preparation, as far as Slurm knows them."""
-        return own_jobs(state, self._slurm.jobs([one for one in (state.job, state.preparation) if one]))
+        return own_jobs(state, self._slurm.jobs(_asked(state)))
 
     def _evidence(self, state: RunState, jobs: Mapping[str, Job]) -> Evidence:
         """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""
@@ -201,7 +194,8 @@ class SlurmBackend:
         pods, waits = [], False
         if first and not any(node.notes.began for node in nodes):
             seen = _seen(state, PREPARATION, first, batch)
-            pods, waits = [preparation_pod(about, jobs.get(first), first, seen)], not is_done(seen)
+            job = Job(first, "COMPLETED") if is_done(seen.notes) else jobs.get(first)
+            pods, waits = [preparation_pod(about, job, first, seen)], not is_done(seen.notes)
         job, now = _known(jobs, number), datetime.now(UTC)
         if not waits:
             pods += pods_of(about, job, number, nodes, now)
@@ -212,6 +206,14 @@ class SlurmBackend:
 def _about(state: RunState) -> dict[str, Any]:
     """Of a run whose directory went where its submit was interrupted, what that was about."""
     return state.about or state.doubted
+
+
+def _asked(state: RunState) -> list[str]:
+    """The numbers of the jobs that something may become of: the preparation's only up to its good end. One that has
+    failed may be queued again, and of one job alone Slurm need not look through all that it has."""
+    first = state.preparation
+    done = not first or is_done(state.notes(PREPARATION, first)[1])
+    return [one for one in (state.job, "" if done else first) if one]
 
 
 def _known(jobs: Mapping[str, Job], number: str) -> Job | None:

@@ -95,6 +95,8 @@ class Slurm:
 
     def __init__(self, env: Mapping[str, str], execute: Execute | None = None) -> None:
         self._env, self._execute = without_habits(env), execute or _execute
+        self._over: dict[str, Job] = {}
+        """Jobs that are over, as its accounting said, and that nothing more becomes of."""
 
     def call(self, *arguments: str, text: str = "", env: Mapping[str, str] | None = None) -> str:
         """What the command printed. `env` stands in place of this machine's environment. Raises ServiceError,
@@ -126,14 +128,18 @@ class Slurm:
 
     def _accounted(self, ids: Sequence[str]) -> dict[str, Job]:
         """Jobs of some minutes ago and before. A cluster without accounting knows none of them."""
-        if not ids:
-            return {}
-        asked = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}")
+        known = {one: self._over[one] for one in ids if one in self._over}
+        unknown = [one for one in ids if one not in known]
+        if not unknown:
+            return known
+        asked = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(unknown)}")
         try:
             answer = self._execute((*asked, f"--format={_ACCOUNTED}"), "", {**self._env, **_UTC})
         except AbsentError:
-            return {}
-        return {job.id: job for job in read_accounting(answer.out)} if answer.code == 0 else {}
+            return known
+        found = {job.id: job for job in read_accounting(answer.out)} if answer.code == 0 else {}
+        self._over.update((number, job) for number, job in found.items() if job.is_over)
+        return {**known, **found}
 
 
 def read_queue(text: str) -> list[Job]:

@@ -96,7 +96,7 @@ def preparation_pod(about: Mapping[str, Any], job: Job | None, number: str, seen
     called = (labels.prepare_name(str(about.get("name", ""))), own)
     (seen,) = _with_code(job, [seen])
     pod = _pod(about, job, number, called, seen, all_left=_has_left(_notes(job, seen)))
-    if is_done(seen):  # its job may take a moment to end
+    if is_done(seen.notes):  # its job may take a moment to end
         pod["metadata"].pop("deletionTimestamp", None)
         pod["status"]["phase"] = "Succeeded"
     return pod
@@ -110,9 +110,9 @@ def as_heard(job: Job | None, now: datetime, *, begun: bool) -> Job | None:
     return replace(job, state="COMPLETING") if now - job.ended <= timedelta(seconds=LATE_SECONDS) else job
 
 
-def is_done(seen: NodeSeen) -> bool:
+def is_done(notes: NodeNotes) -> bool:
     """Whether the preparation noted a good end."""
-    return bool(seen.notes.endings) and not seen.notes.runs and seen.notes.endings[-1].code == 0
+    return bool(notes.endings) and not notes.runs and notes.endings[-1].code == 0
 
 
 def config_map(about: Mapping[str, Any], job: Job | None) -> Manifest:
