@@ -167,7 +167,9 @@ _WAITING = (
     ),
 )
 _LIMIT = re.compile(r"^(?P<whose>QOS|Assoc|Max)(?P<what>\w*)")
-_FOR_ONE_JOB = re.compile(r"PerJob|PerNode|^QOSMin|MaxWall|WallDuration")
+_FOR_ONE_JOB = re.compile(r"PerJob|PerNode|MaxWall|WallDuration")
+_LEAST = re.compile(r"^QOSMin")
+_SHOW_LEAST = "`sacctmgr show qos format=name,mintresperjob` shows the least of each"
 _FIELDS = (
     (re.compile(r"GRES|Gres|GPU"), "num_nodes or nproc_per_node"),
     (re.compile(r"Node"), "num_nodes"),
@@ -313,6 +315,10 @@ def _of_waiting(reason: str) -> tuple[str, Severity, str, str]:
         return "slurm-held-back", "waiting", "job {job} waits ({reason})", fix
     field = next((field for pattern, field in _FIELDS if pattern.search(limit["what"])), "")
     whose = "of its quality of service" if limit["whose"] == "QOS" else "of its account or user"
+    if _LEAST.search(reason):
+        cause = "job {job} asks for less than its quality of service takes of any job ({reason})"
+        more = f"raise {field or 'num_nodes, nproc_per_node or resources'} in cluster.yaml, or set another slurm.qos"
+        return "slurm-below-limit", "broken", cause, f"{more}; {_SHOW_LEAST}"
     if _FOR_ONE_JOB.search(reason):
         cause = f"job {{job}} asks for more than a limit {whose} allows any job ({{reason}})"
         return "slurm-limit", "broken", cause, f"lower {field or 'num_nodes'} in cluster.yaml; {_SHOW_LIMITS}"
