@@ -1,15 +1,24 @@
 """The temporary directory of one start: what its processes hand to each other. None stays behind, also of those that
-were killed. Knows nothing of what is in it."""
+were killed while this machine has been up. Knows nothing of what is in it.
+
+Machines may share the place for temporary files, and a file system may keep locks to the machine that asks for them
+(NFS with `local_lock`, Lustre with `localflock`): what another one holds looks free. So each name says which machine it
+is of, and nobody deletes what is not their own machine's.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from rankzero.run_dir.lease import BOOT_ID
 
 PREFIX = "rankzero-start-"
 _HELD = ".held"
@@ -18,18 +27,38 @@ _HELD = ".held"
 
 @contextmanager
 def start_directory() -> Iterator[Path]:
-    """A new directory, gone at the end. Those of processes that were killed go first: they could not do it."""
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _kept_from_ageing(name):
+    """A new directory, gone at the end. Those of this machine's processes that were killed go first: they could not do
+    it. On a volume that locks nothing none but one's own goes."""
+    prefix = f"{PREFIX}{_machine()}-"
+    _remove_abandoned(Path(tempfile.gettempdir()), prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, _kept_from_ageing(name):
         directory = Path(name)
         unseen = directory / f"{_HELD}.new"  # else another start could meet it before it is locked
         held = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unseen.rename(directory / _HELD)
+            if _is_locked(held):  # else it stays unseen
+                unseen.rename(directory / _HELD)
             yield directory
         finally:
             os.close(held)
+
+
+def _is_locked(file: int) -> bool:
+    """Whether it could be locked for us: some volumes lock nothing."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _machine() -> str:
+    """Who shares locks: a kernel, for as long as it is up. Containers on it share them too."""
+    try:
+        known = BOOT_ID.read_bytes()
+    except OSError:  # no /proc
+        known = socket.gethostname().encode()
+    return hashlib.sha256(known).hexdigest()[:12]
 
 
 @contextmanager
@@ -45,9 +74,9 @@ def _kept_from_ageing(directory: str) -> Iterator[None]:
         os.close(opened)
 
 
-def _remove_abandoned(parent: Path) -> None:
+def _remove_abandoned(parent: Path, prefix: str) -> None:
     """Delete what nobody holds. One that is being made has no lock file yet, and stays."""
-    for held in parent.glob(f"{PREFIX}*/{_HELD}"):
+    for held in parent.glob(f"{prefix}*/{_HELD}"):
         try:
             if held.parent.is_symlink() or held.lstat().st_uid != os.getuid():
                 continue

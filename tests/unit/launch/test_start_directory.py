@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -75,3 +76,30 @@ def test_what_deletes_idle_files_finds_it_locked(temporary: Path) -> None:
     with start_directory() as own:
         assert is_locked(own)
     assert not own.exists()
+
+
+def test_what_another_machine_holds_in_a_shared_place_stays(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its locks may be unknown here: whatever is asked for is granted."""
+    boot = temporary / "boot_id"
+    boot.write_text("here\n")
+    monkeypatch.setattr("rankzero.launch.start_directory.BOOT_ID", boot)
+    with start_directory() as held:
+        monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+        boot.write_text("elsewhere\n")
+        with start_directory() as own:
+            assert own != held and held.is_dir()
+        (temporary / f"{PREFIX}of-an-earlier-version").mkdir()
+        (temporary / f"{PREFIX}of-an-earlier-version" / ".held").touch()
+        with start_directory():
+            assert (temporary / f"{PREFIX}of-an-earlier-version").is_dir()
+    assert not held.exists()
+
+
+def test_a_volume_that_locks_nothing_is_one_all_the_same(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with start_directory() as own, start_directory() as beside:
+        assert own.is_dir() and beside.is_dir()
+    assert list(temporary.iterdir()) == []
