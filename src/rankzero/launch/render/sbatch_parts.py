@@ -31,6 +31,7 @@ LATE_SECONDS = 60
 PAUSE_SECONDS = 5
 """Before Slurm is asked once more."""
 _SIGTERM = 143
+_ROOM = "see that storage.outputs in cluster.yaml can be written and has room, then submit again"
 IS_CANCELLED = 'grep -qsx "$SLURM_JOB_ID" "$state/cancelled"'
 """To a shell that knows where the run's directory is: somebody wants this job to end for good (`RunState.cancel`)."""
 
@@ -89,21 +90,31 @@ def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]
     yield f"unset {TOKEN_OF_CLIENTS} {' '.join(INDEX_VARIABLES)} ${{!PET_@}}  # of the shell that submits"
     yield from _made_where_it_was_submitted()
     yield from _open_as_above(plan)
-    yield 'mkdir -p -m 700 "$state"'
+    yield "unwritten() {  # nodes that read half of it would train something else, or say that it is wrong"
+    yield f'  echo "$(hostname): $1 cannot be written; {_ROOM}" >&2'
+    yield f"  exit {int(ExitCode.STORAGE)}"
+    yield "}"
+    yield 'mkdir -p -m 700 "$state" || unwritten "$state"'
     for name in dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)]):
-        yield f'mkdir -p "$state"/{shlex.quote(name)}'
-    yield f'[ -e "$state/about.json" ] || {{ cat > "$state/about.json.new" && {_put("about.json")}; }} <<\'{end}\''
+        yield _or_unwritten('mkdir -p "$state"/{}', name)
+    about_new = f'{{ cat > "$state/about.json.new" && {_put("about.json")}; }}'
+    yield f'[ -e "$state/about.json" ] || {about_new} <<\'{end}\' || unwritten "$state/about.json"'
     yield about
     yield end
     for name, content in files.items():
-        target = f'"$state"/{shlex.quote(name)}'
         if name.startswith("config/files/"):
-            yield f"base64 -d > {target} <<'{end}'"
+            yield _or_unwritten(f"base64 -d > \"$state\"/{{}} <<'{end}'", name)
             yield base64.encodebytes(content).decode().rstrip("\n")
         else:
-            yield f"cat > {target} <<'{end}'"
+            yield _or_unwritten(f"cat > \"$state\"/{{}} <<'{end}'", name)
             yield content.decode().rstrip("\n")
         yield end
+
+
+def _or_unwritten(line: str, name: str) -> str:
+    """A line that makes something in the run's directory, whose name stands at its braces."""
+    place = shlex.quote(name)
+    return f'{line.format(place)} || unwritten "$state"/{place}'
 
 
 def _made_where_it_was_submitted() -> Iterator[str]:
@@ -139,8 +150,8 @@ def _open_as_above(plan: Plan) -> Iterator[str]:
 
 
 def noted_job(name: str) -> str:
-    """This job's number in a file of the run's directory, for `RunState`."""
-    return f'echo "$SLURM_JOB_ID" > "$state/{name}.new" && {_put(name)}'
+    """This job's number in a file of the run's directory, for `RunState`. Behind `written`."""
+    return f'{{ echo "$SLURM_JOB_ID" > "$state/{name}.new" && {_put(name)}; }} || unwritten "$state/{name}"'
 
 
 def _put(name: str) -> str:

@@ -596,6 +596,28 @@ def test_who_looks_while_a_script_notes_what_it_is_reads_no_half_of_it(tmp_path:
     assert not list(stage.state.glob("*.new"))
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    "name", ["about.json", "config/run.yaml", "config/files/data/train.jsonl", "{script}", "{job}"]
+)
+def test_a_file_that_cannot_be_written_is_the_end_and_says_so(tmp_path: Path, first: bool, name: str) -> None:
+    """Half of a run's data is read as if it were all."""
+    stage = Stage(tmp_path)
+    script, job = ("config/prepare.sh", "prepare_job") if first else ("config/node.sh", "job")
+    name = name.format(script=script, job=job)
+    (stage.state / (f"{name}.new" if name in ("about.json", job) else name)).mkdir(parents=True)
+    assert stage.run([0], text=stage.first if first else stage.text) == 74 and stage.left == {0: ["0"]}
+    assert f"{stage.state}/{name} cannot be written; see that storage.outputs" in stage.said
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_full_volume_is_the_end_before_anything_starts(tmp_path: Path, first: bool) -> None:
+    stage = Stage(tmp_path)
+    text = (stage.first if first else stage.text).replace("set -u\n", f"set -u\n{FULL}\n", 1)
+    assert stage.run([0], text=text) == 74 and stage.left == {0: ["0"]}
+    assert f"{stage.state}/about.json cannot be written" in stage.said
+
+
 def test_the_files_are_where_the_node_command_looks(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.run([0])
