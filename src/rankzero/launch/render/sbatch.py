@@ -67,6 +67,7 @@ def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
         f"nodes={plan.cluster.num_nodes}",
         *written(plan, files, json.dumps(metadata, sort_keys=True)),
         noted_job("job"),
+        *_progress_so_far(plan),
         "",
         *_environment(plan),
         "",
@@ -166,9 +167,9 @@ def _gets_on(plan: Plan) -> Iterator[str]:
     yield f'over="${{SLURM_JOB_END_TIME:-{end}}}"'
     yield f'if [ -n "$over" ] && [ "$(date +%s)" -ge $((over - {margin})) ]; then'
     yield r"""  step=$(sed -n 's/.*"checkpoint": *\([0-9][0-9]*\).*/\1/p' "$state/nodes/0.words" 2> /dev/null)"""
-    yield '  read -r before idle < <(cat "$state/progress" 2> /dev/null) || { before=none; idle=0; }'
+    yield '  step="${step:-$(newest)}"'
     yield '  if [ "${step:-none}" = "$before" ]; then idle=$((idle + 1)); else idle=0; fi'
-    yield '  echo "${step:-none} $idle" > "$state/progress"'
+    yield '  echo "$SLURM_JOB_ID ${step:-none} $idle" > "$state/progress"'
     yield f'  if [ "$idle" -ge {IDLE_ALLOCATIONS} ]; then'
     yield '    [ -z "$failed" ] || exit "$failed"  # which says why nothing is saved'
     yield f'    echo {_quoted(json.dumps(words))} > "$state/nodes/0.words"'
@@ -176,6 +177,33 @@ def _gets_on(plan: Plan) -> Iterator[str]:
     yield f"    exit {code}"
     yield "  fi"
     yield "fi"
+
+
+def _progress_so_far(plan: Plan) -> Iterator[str]:
+    """The newest checkpoint as this allocation begins, for `_gets_on`, and how many allocations of this job have
+    brought none after it. What an earlier job of the run noted is not of this one."""
+    yield "newest() {"
+    if plan.known_run_dir is None:
+        yield "  :  # which directory the run has, its processes decide"
+    else:
+        checkpoints = _quoted(_on_hosts(plan, posixpath.join(plan.known_run_dir, "checkpoints")))
+        yield rf"  ls {checkpoints} 2> /dev/null |"
+        yield r"    sed -n 's/^step-\([0-9][0-9]*\)$/\1/p' | sort -n | tail -n 1"
+    yield "}"
+    yield 'read -r number step idle < <(cat "$state/progress" 2> /dev/null) || number='
+    yield '[ "$number" = "$SLURM_JOB_ID" ] || { step=none; idle=0; }'
+    yield "before=$(newest)"
+    yield 'before="${before:-$step}"  # not all directories are seen here'
+    yield '[ "$before" = "$step" ] || idle=0'
+
+
+def _on_hosts(plan: Plan, path: str) -> str:
+    """Where a path of the processes is to the host, which has no container around it."""
+    for volume in sorted(plan.cluster.storage.values(), key=lambda one: len(one.mount), reverse=True):
+        inside = posixpath.relpath(path, volume.mount)
+        if inside.partition("/")[0] != "..":
+            return posixpath.normpath(posixpath.join(volume.host_path or volume.mount, inside))
+    return path
 
 
 def _node_script(plan: Plan, state: str) -> str:

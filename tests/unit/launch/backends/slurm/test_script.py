@@ -389,7 +389,7 @@ def words(step: int | None) -> str:
     ("seconds_left", "steps", "queued"),
     [
         (100, [None, None, None, None], [True, True, False]),
-        (100, [5, 5, 5, 5], [True, True, True, False]),  # what an earlier job had saved is not known to be old
+        (100, [5, 5, 5, 5], [True, True, True, False]),  # of what is not seen from here it is not known that it is old
         (100, [None, None, 3, 3, 3, 6, 6], [True] * 7),
         (5000, [None] * 5, [True] * 5),  # preempted: its time was not over
         (None, [None] * 5, [True] * 5),  # neither Slurm nor cluster.yaml says how long an allocation is
