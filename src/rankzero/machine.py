@@ -36,6 +36,12 @@ def usable_cores() -> int:
     return max(1, min(cores, int(quota) // int(period)))
 
 
+def threads_of_a_process(processes: int) -> int:
+    """What each of so many processes here computes with on the CPU: its share of the cores, or OMP_NUM_THREADS."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(told) if told.isdecimal() else usable_cores() // processes)
+
+
 def _first_of(*names: str) -> str:
     """What the first of these files of the cgroup that is there says."""
     for name in names:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from rankzero.errors import ConfigError
-from rankzero.machine import available_memory, cpu_computes, usable_cores, usable_memory
+from rankzero.machine import available_memory, cpu_computes, threads_of_a_process, usable_memory
 from rankzero.spec.run_spec import Dtype
 from rankzero.wording import counted
 
@@ -122,7 +122,7 @@ def pick_dtype(wanted: Dtype, device: Device, *, loss_scaling: bool = True) -> t
 def set_threads(local_world_size: int) -> None:
     """Share the cores among the processes of this machine, unless the user has set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, usable_cores() // local_world_size))
+        torch.set_num_threads(threads_of_a_process(local_world_size))
 
 
 def memory_limit(device: Device, local_world_size: int) -> int:

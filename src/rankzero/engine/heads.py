@@ -134,9 +134,8 @@ class SupervisedHead:
         At the pass's first token, whether or not it has a target: this is a pass of the model more, which ranks that
         have slices of the same rows make together. A pass of text is cut to its first tokens: no token sees later ones.
         """
-        if self._any_length and batch.inputs.keys() <= _OF_TOKENS | _OF_BORDERS:
-            few = {name: batch.inputs[name][..., :1, :_LOOKED_AT] for name in _OF_TOKENS & batch.inputs.keys()}
-            batch = replace(batch, rows=batch.rows[:1], inputs=few, answer_N=None)
+        if self._any_length:
+            batch = first_tokens(batch)
         try:
             tail = Tail(self._module, called_once=self._called_once)
             place_1 = torch.zeros(1, dtype=torch.int64, device=batch.targets_N.device)
@@ -159,6 +158,25 @@ class SupervisedHead:
             self._in_parts = False
             return None
         return tail
+
+
+def first_tokens(batch: MicroBatch) -> MicroBatch:
+    """The first tokens of the first row, predicting from the first of them, where a pass is nothing but text; else all
+    of it."""
+    if batch.predicts_N is None or not batch.inputs.keys() <= _OF_TOKENS | _OF_BORDERS:
+        return batch
+    few = {name: batch.inputs[name][..., :1, :_LOOKED_AT] for name in _OF_TOKENS & batch.inputs.keys()}
+    return replace(
+        batch,
+        rows=batch.rows[:1],
+        inputs=few,
+        predicts_N=batch.predicts_N.new_zeros(1),
+        targets_N=batch.targets_N.new_zeros(1),
+        weights_N=None,
+        answer_N=None,
+        row_of_BT=batch.row_of_BT[:1, :_LOOKED_AT],
+        position_BT=batch.position_BT[:1, :_LOOKED_AT],
+    )
 
 
 _OF_TOKENS = {"input_ids", "position_ids"}

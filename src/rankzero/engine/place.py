@@ -26,7 +26,8 @@ def place_of_rank(device: Device, world: World, free: int = 0) -> Place:
     alone = world.local_world_size == world.world_size
     rdma = any(_RDMA_DEVICES.glob("uverbs*"))
     network = Network(world.local_world_size, 0.0) if alone else assumed_network(world.local_world_size, rdma=rdma)
-    return Place(device.kind, hardware(device), limit, free, world.world_size, network)
+    threads = torch.get_num_threads() if device.kind == "cpu" else 1
+    return Place(device.kind, hardware(device), limit, free, world.world_size, network, threads)
 
 
 def place_of_all(device: Device, world: World) -> Place:
@@ -39,7 +40,8 @@ def place_of_all(device: Device, world: World) -> Place:
     network = min(networks, key=lambda network: network.between) if len(networks) == len(places) else None
     if network is not None and _unlike([seat for _, seat in found]):
         network = replace(network, processes_a_node=1)
-    return replace(places[0], limit=min(place.limit for place in places), network=network)
+    threads = min(place.threads for place in places)
+    return replace(places[0], limit=min(place.limit for place in places), network=network, threads=threads)
 
 
 def require_like_nodes(world: World) -> None:

@@ -184,6 +184,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "sharding": session.parallel.name,
         "offload": spec.train.offload,
         "tokens of a pass": str(session.memory.micro_batch_tokens),
+        **({"passes at once": str(at_once)} if (at_once := session.memory.passes_at_once) > 1 else {}),
         "recomputed activations": yes(session.memory.gradient_checkpointing),
         "attention": session.attention.implementation or "auto",
         "rows end to end": yes(session.attention.padding_free),

@@ -158,9 +158,8 @@ def build_session(
         attend_to_images_at_once(model, attention.implementation, device.kind, dtype)
         places = Places(spec.train.seed)
         compiled = fit_layers(model, spec, device, attention, places)
-        model.train()
         name = type(model).__name__
-        parallel = spread(sharding, model, spec, world, device, dtype)
+        parallel = spread(sharding, model.train(), spec, world, device, dtype)
     logger.info(
         "[MODEL] %s: %.1fM parameters, %.1fM of them trained, %s%s",
         name,
@@ -220,6 +219,7 @@ def build_session(
         places=places,
         balance=balance,
     )
+    stepper.compute_side_by_side(memory.passes_at_once)
     if asks_ahead:
         with stepper.autocast():
             require_not_ahead(parallel.model, device.torch_device)

@@ -25,9 +25,10 @@ from rankzero.data.order import Indices
 from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
-from rankzero.engine.heads import Head
+from rankzero.engine.heads import Head, first_tokens
 from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.side_by_side import Lane, OneByOne, SideBySide, lanes_for
 from rankzero.engine.tasks.protocol import Task
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
@@ -84,6 +85,8 @@ class Stepper:
         trained."""
         self._head = head
         self._places = places
+        self._one_by_one = OneByOne(Lane(head, places))
+        self._side_by_side: SideBySide | None = None
         self._warned = False
         self._parallel = parallel
         self._task = task
@@ -94,14 +97,21 @@ class Stepper:
         self._clock = PassClock(device)
         self._before = Passes(0.0, 0.0)
 
+    def compute_side_by_side(self, at_once: int) -> None:
+        """Have so many passes of a step computed at the same time, on a CPU, where a step has several. For text, and
+        where adapters are all that is trained; a model that cannot be copied computes them one by one."""
+        lane, model = Lane(self._head, self._places), self._parallel.module
+        self._side_by_side = lanes_for(lane, model, at_once, self._draws_nothing)
+
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """Matrix products in the run's precision, whatever weights have that are trained."""
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not torch.float32):
             yield
 
-    def loss_sum(self, batch: MicroBatch, seen: LogitsSeen | None = None) -> torch.Tensor:
-        """Sum of the losses of a pass's targets, each times its weight, in float32. `seen` hears of all logits."""
+    def loss_sum(self, batch: MicroBatch, seen: LogitsSeen | None = None, head: Head | None = None) -> torch.Tensor:
+        """Sum of the losses of a pass's targets, each times its weight, in float32. `seen` hears of all logits. `head`:
+        a copy that computes it."""
 
         def of_logits(logits_NV: torch.Tensor, part: MicroBatch) -> torch.Tensor:
             if seen is not None:
@@ -110,7 +120,7 @@ class Stepper:
             return self._task.loss_sum(logits_NV, part)
 
         with self.autocast():
-            return self._head.loss_sum(batch, of_logits)
+            return (head or self._head).loss_sum(batch, of_logits)
 
     def gradients(
         self,
@@ -169,13 +179,9 @@ class Stepper:
             pass_limit=limit,
         )
 
-    def _begin_pass(self, step: int, batch: MicroBatch) -> None:
-        """Of the step after `step` finished ones: what it drops."""
-        self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_N)
-
     def _look_ahead(self, step: int, batch: MicroBatch) -> None:
         """The pass without its loss."""
-        self._begin_pass(step, batch)
+        _begin_pass(self._places, step, batch)
         with self.autocast():
             self._head.logits(batch)
 
@@ -192,6 +198,17 @@ class Stepper:
         tensors nothing holds any more then."""
         losses: list[torch.Tensor] = []
         computed = 0
+
+        def loss_of(lane: Lane, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+            _begin_pass(lane.places, step, batch)
+            loss = self.loss_sum(batch if self._balance is None else asking(batch), seen, lane.head)
+            objective = loss / work.loss_weight
+            if self._balance is not None:
+                objective = objective + self._balance.loss(batch)
+            return loss, objective * loss_scale
+
+        several = self._side_by_side if len(work.passes) > 1 and seen is None and self._balance is None else None
+        computing = several or self._one_by_one
         with suppress_out_of_memory(), self._watch_generators():
             if self._balance is not None:
                 with closing(batches.collated(work.passes, self._device)) as passes:
@@ -199,19 +216,24 @@ class Stepper:
             self._clock.start()
             with closing(batches.collated(work.passes, self._device)) as collated:
                 waited = Waited(collated)
-                for number, batch in enumerate(waited, 1):
-                    self._begin_pass(step, batch)
-                    loss = self.loss_sum(batch if self._balance is None else asking(batch), seen)
-                    objective = loss / work.loss_weight
-                    if self._balance is not None:
-                        objective = objective + self._balance.loss(batch)
-                    self._parallel.backward(objective * loss_scale, last=number == len(work.passes))
-                    losses.append(loss.detach())
-                    computed += batch.computed
-                    on_pass(batch, loss)
+                with closing(computing.each(waited, loss_of)) as done:
+                    for number, (batch, loss, objective) in enumerate(done, 1):
+                        self._parallel.backward(objective, last=number == len(work.passes))
+                        losses.append(loss.detach())
+                        computed += batch.computed
+                        on_pass(batch, loss)
             self._clock.stop()
             return losses, computed, waited.seconds
         return None
+
+    def _draws_nothing(self, batch: MicroBatch) -> bool:
+        """Whether a pass takes no number from this process's stream: in which order several would is left to chance."""
+        few = first_tokens(batch)
+        before = _generators(self._device)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            _begin_pass(self._places, 0, few)
+            self.loss_sum(few)
+            return torch.equal(before, _generators(self._device))
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
@@ -223,8 +245,13 @@ class Stepper:
         before = _generators(self._device)
         yield
         if not torch.equal(before, _generators(self._device)):
-            self._warned = True
+            self._warned, self._side_by_side = True, None
             logger.warning("[TRAIN] %s", self._places.what_is_left())
+
+
+def _begin_pass(places: Places, step: int, batch: MicroBatch) -> None:
+    """Of the step after `step` finished ones: what it drops."""
+    places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_N)
 
 
 class Waited:

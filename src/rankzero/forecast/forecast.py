@@ -14,11 +14,21 @@ from rankzero.forecast.devices import Network, find_device
 from rankzero.forecast.rows import RowFacts, facts_of_rows, passes_a_step
 from rankzero.model.facts import ModelFacts
 from rankzero.model.fitting import Need
-from rankzero.model.memory import USABLE, MemoryPlan, checkpoint_bytes, choose_sharding, plan_memory
+from rankzero.model.memory import (
+    PASSES_AT_ONCE,
+    USABLE,
+    WORTH_A_THREAD,
+    MemoryPlan,
+    checkpoint_bytes,
+    choose_sharding,
+    plan_memory,
+)
 from rankzero.spec.run_spec import Every, RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section, with_copies
 
+FEW_TRAINED = 0.05
+"""Share of a model's weights, of which each of several passes at a time may have a gradient of its own."""
 SURELY_FASTER = 0.1
 """Share of a step's time that recomputing has to save by shapes to be chosen: less is within their error."""
 
@@ -37,6 +47,8 @@ class Place:
     world_size: int
     network: Network | None = None
     """None where nobody knows how many processes a node has, or what lies between nodes."""
+    threads: int = 1
+    """On a CPU: of each process."""
 
     @property
     def processes_a_node(self) -> int:
@@ -212,10 +224,35 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
 
     chosen, copies = for_speed(laid(train.gradient_checkpointing)), with_copies(sharding)
     if train.sharding != "auto" or copies is None or not _has_nodes(place) or train.expert_parallel > 1:
-        return chosen
+        return _side_by_side(chosen, spec, place)
     in_each_node = for_speed(laid(train.gradient_checkpointing, copies))
     fits = in_each_node.need.bytes <= place.limit * USABLE
     return in_each_node if fits and surely_faster(in_each_node, chosen) else chosen
+
+
+def _side_by_side(one_by_one: MemoryOutlook, spec: RunSpec, place: Place) -> MemoryOutlook:
+    """The same, or on a CPU with several passes at a time, as long in all as one would be; a row that is longer makes
+    one alone. Only where adapters are all that is trained, and nothing but text goes through the model."""
+    need, plan, facts = one_by_one.need, one_by_one.plan, one_by_one.need.facts
+    at_once = next((count for count in PASSES_AT_ONCE if place.threads % count == 0), 1)
+    may = place.kind == "cpu" and at_once > 1 and one_by_one.sharding == "ddp"
+    few = facts.adapters and facts.trainable <= FEW_TRAINED * facts.total  # each pass has gradients of its own
+    plain = few and facts.tower is None and spec.task_section.sequences == 1
+    plain = plain and spec.model.quantization == "none" and not spec.model.trust_remote_code
+    if not may or not plain or spec.train.torch_compile or spec.train.meets_in_passes:
+        return one_by_one
+    tokens = plan.micro_batch_tokens // (at_once if spec.train.micro_batch_tokens == "auto" else 1)
+    divided = replace(need, tokens=tokens, passes_at_once=at_once)
+    if facts.total * tokens < WORTH_A_THREAD or divided.bytes > place.limit * USABLE:
+        return one_by_one
+    more = round(divided.bytes - need.bytes)
+    changed = replace(
+        plan,
+        micro_batch_tokens=tokens,
+        passes_at_once=at_once,
+        expected_bytes=plan.expected_bytes + max(0, more),
+    )
+    return replace(one_by_one, plan=changed, need=divided)
 
 
 def at_place(sharding: Sharding, spec: RunSpec, place: Place) -> Sharding:

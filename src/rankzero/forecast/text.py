@@ -107,11 +107,13 @@ def _steps(forecast: Forecast) -> str:
     words.append(f"{counted(forecast.rows_a_step, 'row')} a step")
     slices = forecast.memory.need.train.context_parallel
     tokens = forecast.memory.plan.micro_batch_tokens * slices
+    count = forecast.memory.plan.passes_at_once
+    at_once = f", {counted(count, 'pass', 'passes')} at a time" if count > 1 else ""
     if forecast.passes is not None:
         passes = "1 pass" if forecast.passes == 1 else f"{forecast.passes:.3g} passes"
-        words.append(f"in {passes} of up to {tokens:,} tokens")
+        words.append(f"in {passes} of up to {tokens:,} tokens{at_once}")
     else:
-        words.append(f"in passes of up to {tokens:,} tokens")
+        words.append(f"in passes of up to {tokens:,} tokens{at_once}")
     count = forecast.place.world_size
     each = f", each pass on {slices} of them" if slices > 1 else ""
     experts = forecast.memory.need.train.expert_parallel

@@ -30,6 +30,7 @@ from rankzero.machine import (
     local_gpu_count,
     nvidia_gpus,
     shown_gpus,
+    threads_of_a_process,
     usable_cores,
     usable_memory,
 )
@@ -160,7 +161,8 @@ def place_and_precision(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
     native = {"bfloat16": cpu_computes("bfloat16"), "float16": cpu_computes("float16")}
     precision = _precision(spec.model.dtype, native, "float32")
     name, network = f"cpu, {usable_cores()} cores", Network(nproc, 0.0)
-    place = Place("cpu", name, usable_memory() // nproc, available_memory() // nproc, nproc, network)
+    memory, free = usable_memory() // nproc, available_memory() // nproc
+    place = Place("cpu", name, memory, free, nproc, network, threads_of_a_process(nproc))
     return None if precision is None else (place, precision)
 
 

@@ -37,6 +37,7 @@ class Need:
     """That a row becomes."""
     processes_a_node: int | None = None
     """None: all processes are on one."""
+    passes_at_once: int = 1
     pass_scale: float = 1.0
     """What a pass was found to take ÷ the sums of model/memory.py; 1 where none was simulated."""
 
@@ -74,7 +75,7 @@ class Need:
         return state_parts(self.train, self.facts, self.sharding, self.sharers, offload=on_device)
 
     def _pass(self) -> dict[str, float]:
-        return pass_parts(
+        of_one = pass_parts(
             self.longest,
             of_a_rank(self.facts, self.train.expert_parallel),
             self.tokens_at_once,
@@ -84,6 +85,7 @@ class Need:
             in_parts_on=self.device_kind if computes_in_parts(self.facts, self.sharding) else None,
             slices=self.train.context_parallel,
         )
+        return {name: part * self.passes_at_once for name, part in of_one.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,10 @@ from rankzero.spec.shardings import sharding_section
 CPU_TOKENS = (1024,)
 """On a CPU longer passes win nothing more, and memory is shared with everything else."""
 GPU_TOKENS = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
+PASSES_AT_ONCE = (2, 3)
+"""On a CPU: the first that its threads can be divided by, where a pass has work enough (engine/side_by_side.py)."""
+WORTH_A_THREAD = 2**32
+"""Weights times tokens of a pass that is worth a thread: some tenths of a second of one core."""
 CPU_PASS_COST, GPU_PASS_COST = 32, 512
 """What starting a forward and backward pass costs, in tokens: reading all weights, launching all kernels."""
 USABLE = 0.85
@@ -71,6 +75,8 @@ class MemoryPlan:
     gradient_checkpointing: bool
     expected_bytes: int
     """What is expected to be in use at the highest point of a step."""
+    passes_at_once: int = 1
+    """How many passes of a step a process computes at the same time."""
 
 
 def targets_at_once(device_kind: str, vocabulary: int, trained_width: int) -> int:

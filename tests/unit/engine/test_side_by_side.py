@@ -1,0 +1,262 @@
+"""Passes that threads compute at the same time: the same numbers as one after the other, in the same order, whichever
+thread is first; and a run of them goes on bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.data.batches.loader import Batches
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
+from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.parallel.replicas import Replicated
+from rankzero.engine.side_by_side import Lane, SideBySide, copy_lane
+from rankzero.engine.step import Stepper
+from rankzero.engine.tasks import sft
+from rankzero.errors import StoppedError
+from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.fused_lora import fuse_adapters
+from rankzero.model.recomputing import recompute_blocks
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
+from tests.unit.engine.test_step import Rows
+
+
+def many_rows() -> Rows:
+    """Of 3 to 21 tokens, whose first third is not trained."""
+    lengths = [3 + 5 * number % 19 for number in range(24)]
+    return Rows([([(7 * n + i) % 60 + 4 for i in range(n)], [float(i > n // 3) for i in range(n)]) for n in lengths])
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def adapted(tiny: Path, *, dropout: float) -> tuple[Any, Places]:
+    """The tiny model with adapters that do something, in training."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(tiny)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=dropout, init_lora_weights=False)
+    model, places = get_peft_model(base, config), Places(3)
+    place_dropout(model, places)
+    fuse_adapters(model)
+    return model.train(), places
+
+
+def gradients(
+    tiny: Path,
+    at_once: int,
+    *,
+    dropout: float = 0.3,
+    in_parts: bool = True,
+    recomputed: bool = False,
+    made: Any = None,
+) -> tuple[list[float], dict[str, torch.Tensor], list[tuple[int, ...]]]:
+    """Losses of some steps over the same rows, the gradients of the last one, and the rows of its passes in the order
+    in which they were taken."""
+    torch.set_num_threads(at_once)  # so that each pass has one
+    model, places = (made or adapted)(tiny, dropout=dropout)
+    if recomputed:
+        recompute_blocks(model)
+    parallel = Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu"))
+    head = SupervisedHead(model, model, in_parts=in_parts)
+    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "max_grad_norm": None}
+    stepper = Stepper(head, parallel, sft.TASK, places=places, **options)
+    stepper.compute_side_by_side(at_once)
+    plan = Batches(many_rows(), PaddedText(), rank=0, world_size=1, max_tokens=40, pass_cost=0, same_passes=False)
+    losses, taken = [], list[tuple[int, ...]]()
+    for step in range(2):
+        parallel.zero_grad()
+        taken.clear()
+        work = plan.everything()
+        assert len(work.passes) > 6
+        result = stepper.gradients(
+            plan, work, step, stop_wanted=False, on_pass=lambda batch, _loss: taken.append(tuple(batch.rows))
+        )
+        assert result is not None and result.finite
+        losses.append(result.loss)
+        assert taken == [tuple(rows) for rows in work.passes]
+    assert torch.get_num_threads() == at_once
+    return losses, dict(parallel.gradients()), taken
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="dropout, loss in parts"),
+        pytest.param({"in_parts": False}, id="logits at once"),
+        pytest.param({"recomputed": True}, id="recomputed"),
+        pytest.param({"dropout": 0.0}, id="no dropout"),
+    ],
+)
+def test_numbers_are_those_of_one_by_one(how: dict[str, Any], tiny: Path) -> None:
+    losses, wanted, order = gradients(tiny, 1, **how)
+    assert losses[0] != losses[1] or not how.get("dropout", 0.3), "each step drops its own"
+    for _ in range(3):
+        found_losses, found, found_order = gradients(tiny, 2, **how)
+        assert found_losses == losses and found_order == order
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            assert torch.equal(found[name], gradient), name
+
+
+def lane_of(tiny: Path) -> tuple[Lane, Any]:
+    model, places = adapted(tiny, dropout=0.0)
+    return Lane(SupervisedHead(model, model), places), model
+
+
+def always(_first: Any) -> bool:
+    return True
+
+
+def test_what_is_first_ready_waits_for_its_turn(tiny: Path) -> None:
+    lane, model = lane_of(tiny)
+    second_is_over, seen = threading.Event(), list[str]()
+    weight = next(p for p in model.parameters() if p.requires_grad)
+
+    def loss(_lane: Lane, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if batch == "first":
+            assert second_is_over.wait(60)
+        if batch == "second":
+            second_is_over.set()
+        seen.append(batch)
+        return weight.sum(), weight.sum()
+
+    side_by_side = SideBySide(lane, model, 2, always)
+    found: list[Any] = [batch for batch, *_ in side_by_side.each(["first", "second", "third"], loss)]  # type: ignore[list-item]
+    assert found == ["first", "second", "third"] and seen.index("second") < seen.index("first")
+
+
+def test_a_pass_that_fails_is_raised_when_the_others_are_over(tiny: Path) -> None:
+    lane, model = lane_of(tiny)
+    side_by_side, begun, go, over = (
+        SideBySide(lane, model, 2, always),
+        threading.Event(),
+        threading.Event(),
+        list[str](),
+    )
+    weight = next(p for p in model.parameters() if p.requires_grad)
+
+    def loss(_lane: Lane, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if batch == "good":
+            begun.set()
+            assert go.wait(60)
+            over.append(batch)
+        if batch == "bad":
+            assert begun.wait(60)
+            threading.Timer(0.05, go.set).start()
+            raise MemoryError("no more")
+        return weight.sum(), weight.sum()
+
+    with pytest.raises(MemoryError, match="no more"):
+        list(side_by_side.each(["bad", "good"], loss))  # type: ignore[list-item]
+    assert over == ["good"] and torch.get_num_threads() == 2
+    go.set()
+    again = list(side_by_side.each(["good", "good"], loss))  # type: ignore[list-item]
+    assert len(again) == 2, "both lanes are there for the next step"
+
+
+def test_a_copy_has_the_weights_and_nothing_else_of_the_model(tiny: Path) -> None:
+    lane, model = lane_of(tiny)
+    copied: Any = copy_lane(lane, model)
+    assert copied.places is not lane.places and copied.places.unknown is lane.places.unknown
+    own, others = dict(model.named_parameters()), dict(copied.head._module.named_parameters())
+    assert own.keys() == others.keys() and all(others[name] is weight for name, weight in own.items())
+    assert not set(model.modules()) & set(copied.head._module.modules())
+
+
+@pytest.mark.parametrize("way", ["closure", "partial", "bound", "hook"])
+def test_a_function_that_knows_its_module_is_not_copied(way: str, tiny: Path) -> None:
+    """Its copy would be itself: two threads would share what a pass keeps, and the masks of dropout with it."""
+    lane, model = lane_of(tiny)
+    layer = model.get_base_model().model.layers[0]
+    compute = layer.forward
+    ways = {
+        "closure": lambda *args, **kwargs: compute(*args, **kwargs),
+        "partial": functools.partial(lambda forward, *args, **kwargs: forward(*args, **kwargs), lambda: layer),
+        "bound": functools.wraps(compute)(lambda *args, **kwargs: compute(*args, **kwargs)),
+    }
+    if way == "hook":
+        layer.register_forward_hook(lambda *_: layer.training)
+    else:
+        layer.forward = ways[way]
+    with pytest.raises(ValueError, match=r"layers\.0 has a function that knows its module"):
+        copy_lane(lane, model)
+
+
+class Noise(torch.nn.Module):
+    """Draws from the process's stream."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(torch.nn.functional.silu(values), 0.1, training=self.training)
+
+
+def test_a_model_that_draws_computes_one_pass_after_the_other(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(tiny: Path, *, dropout: float) -> tuple[Any, Places]:
+        model, places = adapted(tiny, dropout=dropout)
+        model.get_base_model().model.layers[1].mlp.act_fn = Noise()
+        torch.manual_seed(1)
+        return model, places
+
+    opened = list[bool]()
+
+    def told(_self: Any, _batch: Any, ask: Any = Stepper._draws_nothing) -> bool:
+        opened.append(ask(_self, _batch))
+        return opened[-1]
+
+    found = [gradients(tiny, 2, made=noisy) for _ in range(2)]
+    assert found[0][0] == found[1][0], "the same draws in the same order"
+    monkeypatch.setattr(Stepper, "_draws_nothing", told)
+    gradients(tiny, 2, made=noisy)
+    gradients(tiny, 2)
+    assert opened == [False, True]
+
+
+def wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of the tiny model count as worth a thread."""
+    monkeypatch.setattr("rankzero.forecast.forecast.WORTH_A_THREAD", 0)
+    monkeypatch.setattr("rankzero.forecast.forecast.FEW_TRAINED", 1.0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+
+def spec_of(tmp_path: Path, tiny: Path) -> RunSpec:
+    train = {"max_steps": 6, "micro_batch_tokens": 64, "global_batch_size": 12, "learning_rate": 0.01, "seed": 5}
+    return small_spec(tmp_path, tiny, lora={"r": 4, "dropout": 0.2}, train=train)
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide_enough(monkeypatch)
+    whole, cut = (spec_of(tmp_path / name, tiny) for name in ("whole", "cut"))
+    run_here(whole, log_level="INFO")
+    assert "2 passes at a time" in " ".join(log(whole).split())
+    for step in (2, 5):
+        with pytest.raises(StoppedError):
+            run_here(cut, hooks=stop_in(step))
+    run_here(cut)
+    assert_same_state(final_state(cut), final_state(whole))
+    assert without_clock(metrics(cut)) == without_clock(metrics(whole))
+
+
+def test_going_on_with_one_at_a_time_is_said(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(tmp_path, tiny)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(2))
+    wide_enough(monkeypatch)
+    run_here(spec, log_level="INFO")
+    assert "not bit-exactly: passes at once: unknown before, 2 now\n" in log(spec)
+    assert (run_root(spec) / "final").is_dir()
