@@ -14,6 +14,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
 from rankzero.engine.device import Device
@@ -24,6 +25,7 @@ from rankzero.engine.side_by_side import Lane, SideBySide, copy_lane
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks import sft
 from rankzero.errors import StoppedError
+from rankzero.model import varlen
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.recomputing import recompute_blocks
@@ -47,10 +49,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def adapted(tiny: Path, *, dropout: float) -> tuple[Any, Places]:
-    """The tiny model with adapters that do something, in training."""
+def adapted(tiny: Path, *, dropout: float, packed: bool = False) -> tuple[Any, Places]:
+    """The tiny model with adapters that do something, in training. `packed`: over a base in bfloat16, rows end to
+    end."""
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(tiny)
+    varlen.register()
+    base = AutoModelForCausalLM.from_pretrained(tiny, attn_implementation=varlen.NAME if packed else "sdpa")
+    if packed:
+        base.to(torch.bfloat16)
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=dropout, init_lora_weights=False)
     model, places = get_peft_model(base, config), Places(3)
     place_dropout(model, places)
@@ -65,20 +71,23 @@ def gradients(
     dropout: float = 0.3,
     in_parts: bool = True,
     recomputed: bool = False,
-    made: Any = None,
+    packed: bool = False,
+    made: Any = adapted,
 ) -> tuple[list[float], dict[str, torch.Tensor], list[tuple[int, ...]]]:
     """Losses of some steps over the same rows, the gradients of the last one, and the rows of its passes in the order
     in which they were taken."""
     torch.set_num_threads(at_once)  # so that each pass has one
-    model, places = (made or adapted)(tiny, dropout=dropout)
+    model, places = made(tiny, dropout=dropout, packed=packed)
     if recomputed:
         recompute_blocks(model)
     parallel = Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu"))
     head = SupervisedHead(model, model, in_parts=in_parts)
-    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "max_grad_norm": None}
+    options: dict[str, Any] = {"device": torch.device("cpu"), "max_grad_norm": None}
+    options["dtype"] = torch.bfloat16 if packed else torch.float32
     stepper = Stepper(head, parallel, sft.TASK, places=places, **options)
     stepper.compute_side_by_side(at_once)
-    plan = Batches(many_rows(), PaddedText(), rank=0, world_size=1, max_tokens=40, pass_cost=0, same_passes=False)
+    collator = PackedText() if packed else PaddedText()
+    plan = Batches(many_rows(), collator, rank=0, world_size=1, max_tokens=40, pass_cost=0, same_passes=False)
     losses, taken = [], list[tuple[int, ...]]()
     for step in range(2):
         parallel.zero_grad()
@@ -102,6 +111,7 @@ def gradients(
         pytest.param({"in_parts": False}, id="logits at once"),
         pytest.param({"recomputed": True}, id="recomputed"),
         pytest.param({"dropout": 0.0}, id="no dropout"),
+        pytest.param({"packed": True}, id="bfloat16, rows end to end"),
     ],
 )
 def test_numbers_are_those_of_one_by_one(how: dict[str, Any], tiny: Path) -> None:
@@ -207,8 +217,8 @@ class Noise(torch.nn.Module):
 
 
 def test_a_model_that_draws_computes_one_pass_after_the_other(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def noisy(tiny: Path, *, dropout: float) -> tuple[Any, Places]:
-        model, places = adapted(tiny, dropout=dropout)
+    def noisy(tiny: Path, *, dropout: float, packed: bool) -> tuple[Any, Places]:
+        model, places = adapted(tiny, dropout=dropout, packed=packed)
         model.get_base_model().model.layers[1].mlp.act_fn = Noise()
         torch.manual_seed(1)
         return model, places
