@@ -220,9 +220,9 @@ def fail_above(tokens: int, patch: pytest.MonkeyPatch) -> None:
         at["step"] = step + 1
         return gradients(stepper, batches, work, step, **rest)
 
-    def note(stepper: Any, batch: Any, seen: Any = None) -> Any:
+    def note(stepper: Any, batch: Any, *more: Any) -> Any:
         at["tokens"] = batch.computed
-        return loss_sum(stepper, batch, seen)
+        return loss_sum(stepper, batch, *more)
 
     def failing(backward: Callable[..., None]) -> Callable[..., None]:
         def fail(parallel: Any, loss: Any, *, last: bool) -> None:

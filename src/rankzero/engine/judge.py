@@ -193,7 +193,7 @@ def _read(response: Any) -> _Response:
     words = ""
     if error:
         code = error.get("code") if isinstance(error, dict) else None
-        status = int(code) if re.fullmatch("[45][0-9][0-9]", str(code)) else status
+        status = int(str(code)) if re.fullmatch("[45][0-9][0-9]", str(code)) else status
         words = str(isinstance(error, dict) and error.get("message") or error)[:200]
     return _Response(status, text, words, response.headers.get("Retry-After", ""))
 

@@ -14,7 +14,7 @@ from rankzero.engine.distributed import World, gather_objects
 from rankzero.errors import ConfigError
 from rankzero.forecast.devices import Network, assumed_network
 from rankzero.forecast.forecast import Place
-from rankzero.machine import usable_cores
+from rankzero.machine import threads_of_a_process, usable_cores
 
 _RDMA_DEVICES = Path("/dev/infiniband")
 
@@ -26,7 +26,7 @@ def place_of_rank(device: Device, world: World, free: int = 0) -> Place:
     alone = world.local_world_size == world.world_size
     rdma = any(_RDMA_DEVICES.glob("uverbs*"))
     network = Network(world.local_world_size, 0.0) if alone else assumed_network(world.local_world_size, rdma=rdma)
-    threads = torch.get_num_threads() if device.kind == "cpu" else 1
+    threads = threads_of_a_process(world.local_world_size) if device.kind == "cpu" else 1
     return Place(device.kind, hardware(device), limit, free, world.world_size, network, threads)
 
 

@@ -184,7 +184,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "sharding": session.parallel.name,
         "offload": spec.train.offload,
         "tokens of a pass": str(session.memory.micro_batch_tokens),
-        **({"passes at once": str(at_once)} if (at_once := session.memory.passes_at_once) > 1 else {}),
+        **({"passes at once": str(session.memory.passes_at_once)} if cpu else {}),
         "recomputed activations": yes(session.memory.gradient_checkpointing),
         "attention": session.attention.implementation or "auto",
         "rows end to end": yes(session.attention.padding_free),
@@ -196,14 +196,18 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
     }
 
 
+_EARLIER = {"passes at once": "1"}
+"""What layouts of earlier versions do not say."""
+
+
 def moved(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
     """What differs between two layouts: `processes: 2 before, 1 now`."""
     if before is None:
         return ["how the run lay over processes is not in the checkpoint"]
     return [
-        f"{name}: {before.get(name, 'unknown')} before, {value} now"
+        f"{name}: {before.get(name, _EARLIER.get(name, 'unknown'))} before, {value} now"
         for name, value in now.items()
-        if before.get(name) != value
+        if before.get(name, _EARLIER.get(name)) != value
     ]
 
 

@@ -132,7 +132,9 @@ def build_session(
         # Asked of all ranks alike, before one of them spreads this very model: FSDP gives it a class of its own.
         asks_ahead = inputs.kind != "classifier" and brings_code(shape)  # of others their configs tell
         quantization, use = spec.model.quantization, spec.task_section.uses
-        place = place_of_all(device, world)
+        # All ranks decide alike: one that went on alone would wait for the others.
+        now_free = min(gather_objects(free_memory(device, world.local_world_size)))
+        place = replace(place_of_all(device, world), free=now_free)
         if sharding_section(spec.train.sharding).within is not None:
             require_like_nodes(world)
         rows = facts_of_rows(inputs.train, inputs.eval, spec.row_length)
@@ -142,8 +144,6 @@ def build_session(
         in_4_bits = partial(
             model_facts, shape, inputs.config, dtype, quantization="nf4", use=use, fused=fused_of(spec, device.kind)
         )
-        # All ranks decide alike: one that went on alone would wait for the others.
-        now_free = min(gather_objects(free_memory(device, world.local_world_size)))
         require_room(need, place.limit, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)

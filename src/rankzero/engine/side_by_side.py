@@ -23,6 +23,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
+from torch.nn.utils.parametrize import is_parametrized
 
 from rankzero.data.batches.loader import MicroBatch
 from rankzero.engine.console import logger
@@ -37,6 +39,8 @@ class Lane:
     head: Head
     places: Places
 
+
+_ONE_BY_ONE = "[TRAIN] passes are computed one by one: %s"
 
 Loss = Callable[[Lane, MicroBatch], tuple[torch.Tensor, torch.Tensor]]
 """The loss of a pass, and what of it is minimised: scalars."""
@@ -87,17 +91,24 @@ class SideBySide:
             yield from OneByOne(self._lane).each(together, loss)
 
     def _open(self, first: MicroBatch) -> SimpleQueue[Lane] | None:
-        if not self._may(first):
-            self._may = _never
-            return None
-        lanes: SimpleQueue[Lane] = SimpleQueue()
-        for lane in (self._lane, *(copy_lane(self._lane, self._model) for _ in range(self._at_once - 1))):
-            lanes.put(lane)
-        return lanes
+        try:
+            if self._may(first):
+                copies = [copy_lane(self._lane, self._model) for _ in range(self._at_once - 1)]
+                lanes: SimpleQueue[Lane] = SimpleQueue()
+                for lane in (self._lane, *copies):
+                    lanes.put(lane)
+                return lanes
+            why = "the model draws random numbers, whose order would be left to chance"
+        except ValueError as error:
+            why = str(error)
+        if self._may is not _never:
+            logger.info(_ONE_BY_ONE, why)
+        self._may = _never
+        return None
 
     def _at_the_same_time(self, lanes: SimpleQueue[Lane], batches: Iterable[MicroBatch], loss: Loss) -> Generator[Done]:
         all_threads = torch.get_num_threads()
-        of_each = all_threads // self._at_once
+        of_each = max(1, all_threads // self._at_once)
         under_way: deque[Future[_Computed]] = deque()
 
         def compute(batch: MicroBatch) -> _Computed:
@@ -109,7 +120,8 @@ class SideBySide:
                 lanes.put(lane)
 
         def done() -> Done:
-            batch, of_pass, gradients = under_way.popleft().result()
+            batch, of_pass, gradients = under_way[0].result()  # an interrupt leaves it among those that are waited for
+            under_way.popleft()
             return batch, of_pass, _Known.apply(gradients, *self._trained)  # type: ignore[no-untyped-call]
 
         try:
@@ -163,19 +175,24 @@ def lanes_for(lane: Lane, model: torch.nn.Module, at_once: int, may: Callable[[M
     try:
         return SideBySide(lane, model, at_once, may)
     except ValueError as error:
-        logger.debug("[TRAIN] passes are computed one by one: %s", error)
+        logger.info(_ONE_BY_ONE, error)
         return None
 
 
 def copy_lane(lane: Lane, model: torch.nn.Module) -> Lane:
-    """The same with modules of its own and the weights of `model`. Raises ValueError where a function in it would lead
+    """The same with modules and buffers of its own, some of which models write in each pass (how positions turn, by the
+    longest row), and the weights of `model`. Raises ValueError where a function in it would lead
     back to the modules that are copied."""
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     shared[id(lane.places.unknown)] = lane.places.unknown  # which is told at the end of a step, of all of them
     known = {id(module) for module in model.modules()} | {id(lane.head), id(lane.places)}
     for name, module in model.named_modules():
         if any(_leads_to(value, known) for value in vars(module).values()):
             raise ValueError(f"{name or type(module).__name__} has a function that knows its module")
+        if isinstance(module, ParamWrapper) or is_parametrized(
+            module
+        ):  # torch keeps such weights for the whole process
+            raise ValueError(f"{name} computes its weights")
     try:
         return copy.deepcopy(lane, shared)
     except (TypeError, RuntimeError) as error:  # what has no copy: a lock, a tensor that was computed

@@ -42,7 +42,9 @@ def place_of(run: RunSpec, cluster: ClusterSpec, gpu: str, gpu_bytes: int) -> tu
         return place, "bfloat16" if wanted == "auto" else wanted
     memory = cluster.resources.limits.memory or cluster.resources.memory
     limit = int(as_number(memory)) // cluster.nproc_per_node if memory else 0
-    place = Place("cpu", "CPUs of the pods", limit, 0, processes, network)
+    cores = cluster.resources.limits.cpu or cluster.resources.cpu
+    threads = max(1, int(cores) // cluster.nproc_per_node) if cores else 1
+    place = Place("cpu", "CPUs of the pods", limit, 0, processes, network, threads)
     return place, "float32" if wanted == "auto" else wanted
 
 

@@ -237,13 +237,14 @@ def _side_by_side(one_by_one: MemoryOutlook, spec: RunSpec, place: Place) -> Mem
     at_once = next((count for count in PASSES_AT_ONCE if place.threads % count == 0), 1)
     may = place.kind == "cpu" and at_once > 1 and one_by_one.sharding == "ddp"
     few = facts.adapters and facts.trainable <= FEW_TRAINED * facts.total  # each pass has gradients of its own
-    plain = few and facts.tower is None and spec.task_section.sequences == 1
+    plain = few and facts.tower is None and facts.experts is None and spec.task_section.sequences == 1
     plain = plain and spec.model.quantization == "none" and not spec.model.trust_remote_code
     if not may or not plain or spec.train.torch_compile or spec.train.meets_in_passes:
         return one_by_one
     tokens = plan.micro_batch_tokens // (at_once if spec.train.micro_batch_tokens == "auto" else 1)
     divided = replace(need, tokens=tokens, passes_at_once=at_once)
-    if facts.total * tokens < WORTH_A_THREAD or divided.bytes > place.limit * USABLE:
+    room = min(place.limit * USABLE, place.free or math.inf)
+    if facts.total * tokens < WORTH_A_THREAD or divided.bytes > room:
         return one_by_one
     more = round(divided.bytes - need.bytes)
     changed = replace(

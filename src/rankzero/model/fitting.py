@@ -67,12 +67,17 @@ class Need:
         """Where a pass was found to take `found` bytes beside weights, gradients and optimizer: rounded copies of
         weights and what is unpacked for the moment included, which stay parts of their own."""
         held = self._held()
-        of_pass = max(0.0, found - held["copies"] - held["unpacked"])
+        of_pass = max(0.0, found - held["copies"] - held["unpacked"]) * self.passes_at_once
         return replace(self, pass_scale=of_pass / sum(self._pass().values()))
 
     def _held(self) -> dict[str, float]:
         on_device = self.device_kind != "cpu"
-        return state_parts(self.train, self.facts, self.sharding, self.sharers, offload=on_device)
+        parts = state_parts(self.train, self.facts, self.sharding, self.sharers, offload=on_device)
+        if (
+            self.passes_at_once > 1
+        ):  # each has its own, until they are added, and so has the one that waits for a thread
+            parts["gradients"] += (self.passes_at_once + 1) * self.facts.trained_bytes
+        return parts
 
     def _pass(self) -> dict[str, float]:
         of_one = pass_parts(

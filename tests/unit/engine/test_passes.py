@@ -39,10 +39,10 @@ def fail_in_evaluations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have passes of more tokens fail where nothing is trained."""
     loss_sum = Stepper.loss_sum
 
-    def counted(self: Any, batch: MicroBatch, seen: Any = None) -> torch.Tensor:
+    def counted(self: Any, batch: MicroBatch, *more: Any) -> torch.Tensor:
         if not torch.is_grad_enabled() and batch.computed > tokens:
             too_much()
-        return loss_sum(self, batch, seen)
+        return loss_sum(self, batch, *more)
 
     monkeypatch.setattr(Stepper, "loss_sum", counted)
 

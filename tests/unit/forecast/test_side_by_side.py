@@ -18,11 +18,11 @@ ROW = 400
 
 
 def looked_at(
-    spec: RunSpec | None = None, *, threads: int = 2, row: int = ROW, limit: int = 64 * GB, **place: Any
+    spec: RunSpec | None = None, *, threads: int = 2, row: int = ROW, limit: int = 64 * GB, free: int = 0, **place: Any
 ) -> MemoryOutlook:
     facts = facts_of_shape("Llama 3.2 1B", "full" if spec is not None and spec.lora is None else "LoRA")
     kept: dict[str, Any] = {"kind": "cpu", "world_size": 1} | place
-    where = Place(name="cpu", limit=limit, free=0, threads=threads, **kept)
+    where = Place(name="cpu", limit=limit, free=free, threads=threads, **kept)
     spec = (spec or lora()).model_copy(update={"data": (spec or lora()).data.model_copy(update={"max_length": row})})
     return outlook(spec, facts, facts_of_rows(None, None, row), where)
 
@@ -47,6 +47,8 @@ def test_long_rows_at_once_take_their_memory_or_are_one_by_one() -> None:
     activations = one.need.parts["activations"]
     assert two.need.parts["activations"] == pytest.approx(2 * activations)
     assert two.plan.expected_bytes >= one.plan.expected_bytes + activations
+    lacking = looked_at(row=4096, free=round(one.need.bytes + activations / 2))
+    assert lacking.plan == one.plan, "a run that fits into what is free as it was is not refused"
     short = looked_at(row=4096, limit=round((one.need.bytes + activations / 2) / 0.85))
     assert short.plan.passes_at_once == 1 and short.plan.micro_batch_tokens == one.plan.micro_batch_tokens
 
@@ -64,6 +66,13 @@ def test_long_rows_at_once_take_their_memory_or_are_one_by_one() -> None:
 )
 def test_others_compute_one_by_one(spec: RunSpec) -> None:
     assert looked_at(spec, world_size=2).plan.passes_at_once == 1
+
+
+def test_a_pass_that_was_simulated_is_there_as_often_and_each_has_gradients_of_its_own() -> None:
+    one, two = looked_at(threads=1, row=4096).need, looked_at(row=4096).need
+    assert two.parts["gradients"] == one.parts["gradients"] + 3 * one.facts.trained_bytes
+    found = 5 * GB
+    assert two.with_pass(found).parts["activations"] == pytest.approx(2 * one.with_pass(found).parts["activations"])
 
 
 def test_a_gpu_computes_one_by_one() -> None:
