@@ -108,7 +108,8 @@ def _steps(forecast: Forecast) -> str:
     slices = forecast.memory.need.train.context_parallel
     tokens = forecast.memory.plan.micro_batch_tokens * slices
     count = forecast.memory.plan.passes_at_once
-    at_once = f", {counted(count, 'pass', 'passes')} at a time" if count > 1 else ""
+    on_each = " on each" if forecast.place.world_size > 1 else ""
+    at_once = f", {counted(count, 'pass', 'passes')} at a time{on_each}" if count > 1 else ""
     if forecast.passes is not None:
         passes = "1 pass" if forecast.passes == 1 else f"{forecast.passes:.3g} passes"
         words.append(f"in {passes} of up to {tokens:,} tokens{at_once}")
