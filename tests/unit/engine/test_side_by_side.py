@@ -315,3 +315,19 @@ def test_going_on_with_another_number_at_a_time_is_said(
     run_here(spec, log_level="INFO")
     assert "not bit-exactly: passes at once: 2 before, 1 now\n" in log(spec)
     assert (run_root(spec) / "final").is_dir()
+
+
+def test_evaluations_have_passes_as_long_as_all_at_once(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide_enough(monkeypatch)
+    made = list[int]()
+
+    class Seen(Batches):
+        def __init__(self, *args: Any, max_tokens: int, **more: Any) -> None:
+            made.append(max_tokens)
+            super().__init__(*args, max_tokens=max_tokens, **more)
+
+    monkeypatch.setattr("rankzero.engine.setup.Batches", Seen)
+    run_here(spec_of(tmp_path, tiny))
+    assert made == [64, 128], "of steps, and of evaluations, which keep no activations"
