@@ -30,7 +30,7 @@ class MemoryServer:
         self.runs: list[str] = []
         self.points: Counter[tuple[str, int, str]] = Counter()
         self.ended: list[Ending | None] = []
-        self.is_closed = False
+        self.closed: list[Ending | None] = []
         self.requests = 0
         self.failing: dict[int, str] = {}
         """By the number of the request: `before` or `after`."""
@@ -70,8 +70,8 @@ class MemoryServer:
         with self._request("end"):
             self.ended.append(ended)
 
-    def close(self) -> None:
-        self.is_closed = True
+    def close(self, ended: Ending | None) -> None:
+        self.closed.append(ended)
 
 
 def note_start(run_dir: RunDir, begun: float, ended: Ending | None) -> None:

@@ -97,7 +97,7 @@ class LangfuseTrace:
         """As in `Server`."""
         self._put_root(ended)
 
-    def close(self) -> None:
+    def close(self, ended: Ending | None) -> None:
         """As in `Server`: what was sent is there."""
 
     def _step(self, row: Row) -> dict[str, Any]:

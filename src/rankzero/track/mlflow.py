@@ -202,7 +202,7 @@ class MlflowRun:
             if (run.final / "adapter_config.json").is_file():
                 self._adapter(run.final)
 
-    def close(self) -> None:
+    def close(self, ended: Ending | None) -> None:
         """As in `Server`: what was sent is there."""
 
     def _adapter(self, final: Path) -> None:

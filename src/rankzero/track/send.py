@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -161,8 +162,8 @@ class Delivery:
         is_new = end != told or (is_first and end[0] is None)
         if is_new:
             refused += self._end(self._server, *end)
-        if is_last:
-            refused += _at_the_end(self._server.close)
+        if is_last or (is_first and not is_new):  # to begin has opened again what had ended there
+            refused += _at_the_end(partial(self._server.close, end[0]))
         if refused:
             raise RefusedError(list(dict.fromkeys(what for one in refused for what in one.what)), refused[0].error)
         if is_new or self.sent.error is not None:
@@ -183,7 +184,7 @@ class Delivery:
 
     def _end(self, server: Server, ended: Ending | None, begun: float | None) -> list[RefusedError]:
         """As `_rows`: how the run has ended."""
-        refused = _at_the_end(lambda: server.end(ended))
+        refused = _at_the_end(partial(server.end, ended))
         if not refused:
             self.sent.ended, self.sent.ended_start = ended, begun
         return refused

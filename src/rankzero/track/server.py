@@ -92,9 +92,9 @@ class Server(Protocol):
         """How the last start ended (None: it runs, or was killed), with the result where there is one. Repeatable."""
         ...
 
-    def close(self) -> None:
-        """This process sends no more, and no other does: a run whose end is None was killed. Return when the server has
-        what was accepted for it."""
+    def close(self, ended: Ending | None) -> None:
+        """Nothing more is sent of how the last start ended (as told to `end`, by this process or an earlier one; None:
+        it was killed), until the run goes on. Return when the server has what was accepted for it."""
         ...
 
 

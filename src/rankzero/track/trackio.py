@@ -103,7 +103,7 @@ class TrackioRun:
     def end(self, ended: Ending | None) -> None:
         """As in `Server`: Trackio keeps no state of a run."""
 
-    def close(self) -> None:
+    def close(self, ended: Ending | None) -> None:
         """As in `Server`: what was sent is there."""
 
     def _entry(self, kind: Kind, row: Row, values: Mapping[str, Any]) -> Entry:

@@ -216,10 +216,10 @@ class WandbRun:
             return
         self._give_and_close(run, ended)
 
-    def close(self) -> None:
+    def close(self, ended: Ending | None) -> None:
         """As in `Server`. Left open, it would be closed as one that has finished when the process leaves."""
         if self._run is not None:
-            self._give_and_close(self._run, None)
+            self._give_and_close(self._run, ended)
 
     def _give_and_close(self, run: Any, ended: Ending | None) -> None:
         try:

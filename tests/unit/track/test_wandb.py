@@ -47,6 +47,8 @@ class Library(ModuleType):
         self.config = config
         if self.offline:
             self.rows, self.summary = {}, {}
+        for state in ("exit_code", "is_preempting"):  # whatever it was: it runs
+            self.summary.pop(state, None)
         return Run(self)
 
 
@@ -395,6 +397,52 @@ def test_a_sender_whose_run_was_killed_closes_it(library: Library, tmp_path: Pat
     over.set()
     keep_sending(Delivery("wandb", wandb.connect, run_dir, SPEC), over)
     assert is_whole(library) and library.summary == {"is_preempting": True, "exit_code": 137}
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [
+        ("finished", {"exit_code": 0}),
+        ("failed", {"exit_code": 1}),
+        ("interrupted", {"exit_code": 130}),
+        ("stopped", {"exit_code": 75, "is_preempting": True}),
+        (None, {"exit_code": 137, "is_preempting": True}),
+    ],
+)
+def test_a_run_that_is_sent_again_is_closed_as_it_ended(
+    ended: Ending | None, state: dict[str, Any], library: Library, tmp_path: Path
+) -> None:
+    """To ask W&B what it has opens the run there, also where it has all of it."""
+    run_dir = a_finished_run(tmp_path / "r")
+    note_start(run_dir, 2000.0, ended)
+    for _ in range(3):
+        Delivery("wandb", wandb.connect, run_dir, SPEC).round(is_last=True)
+        assert {name: library.summary.get(name) for name in ("exit_code", "is_preempting")} == {
+            "is_preempting": None,
+            **state,
+        }
+    assert {step for step in library.rows if "train/loss" in library.rows[step]} == set(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("ended", ["finished", "failed", "interrupted", "stopped"])
+def test_a_sender_of_a_run_that_wandb_has_leaves_it_closed_whenever_it_dies(
+    ended: Ending, library: Library, tmp_path: Path
+) -> None:
+    """Its first round is not its last, and finds nothing new; then the run goes on."""
+    run_dir = a_finished_run(tmp_path / "r")
+    note_start(run_dir, 2000.0, ended)
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round(is_last=True)
+    state = library.summary["exit_code"]
+    sender = Delivery("wandb", wandb.connect, run_dir, SPEC)
+    sender.round()
+    assert library.summary["exit_code"] == state
+    note_start(run_dir, 3000.0, None)
+    sender.round()
+    assert "exit_code" not in library.summary, "it runs"
+    lines(run_dir.metrics, [{"step": step, "loss": 1.0 / step} for step in range(1, STEPS + 4)])
+    note_start(run_dir, 3000.0, "finished")
+    sender.round(is_last=True)
+    assert library.summary["exit_code"] == 0 and sorted(library.rows)[-1] == STEPS + 3
 
 
 def test_a_step_has_the_time_when_it_was(library: Library, tmp_path: Path) -> None:
