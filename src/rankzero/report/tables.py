@@ -247,10 +247,12 @@ def differences(values: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _beside(name: str, values: Sequence[Any]) -> Iterator[Row]:
     there = [value for value in values if value is not _NOTHING]
-    same = (json.dumps(None if value is _NOTHING else value, sort_keys=True, default=str) for value in values)
+    same = [json.dumps(None if value is _NOTHING else value, sort_keys=True, default=str) for value in values]
     if len(set(same)) == 1:
         return
     texts = ["" if value is _NOTHING else _as_text(value) for value in values]
+    if len(set(zip(texts, same, strict=True))) > len(set(texts)):  # a text and a number, a text of nothing and none
+        texts = ["" if value is _NOTHING else json.dumps(value, ensure_ascii=False, default=str) for value in values]
     is_long = max(map(len, texts)) > _LONGEST_VALUE
     if is_long and len(there) > 1 and all(isinstance(value, list) for value in there):
         for at in range(max(map(len, there))):

@@ -255,6 +255,12 @@ def test_what_tells_long_values_apart_is_shown() -> None:
     assert tables.differences(short) == [("lora.target_modules", '["q_proj"]', '["q_proj", "v_proj"]')]
 
 
+def test_a_text_and_what_is_written_like_it_are_told_apart() -> None:
+    kinds = [{"a": "1", "b": "true", "c": "", "d": "x"}, {"a": 1, "b": True, "d": "y"}]
+    assert tables.differences(kinds) == [("a", '"1"', "1"), ("b", '"true"', "true"), ("c", '""', ""), ("d", "x", "y")]
+    assert tables.differences([{"a": "1"}, {"a": 1}, {"a": None}, {}]) == [("a", '"1"', "1", "null", "")]
+
+
 def test_of_three_long_texts_each_pair_is_told_apart() -> None:
     text = "x" * 1000
     three = [{"t": text}, {"t": "y" + text[1:]}, {"t": text[:-1] + "z"}]
