@@ -36,6 +36,8 @@ MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
 LONGEST_VALUE = 5000
 """Characters of a param or a tag. MLflow cuts off what is longer, and says nothing."""
+CUT_LENGTHS = (500, 250)
+"""Of a param on older servers, and, the first, in earlier versions of this package."""
 _STATUS: dict[Ending | None, str] = {
     None: "RUNNING",
     "finished": "FINISHED",
@@ -136,7 +138,11 @@ class MlflowRun:
         cut = {name: _cut(value) for name, value in settings.items()}
         new = [Param(name, value) for name, value in cut.items() if name not in there]
         shown = {name: tags.get(f"now.{name}", there.get(name)) for name in cut}
-        changed = [RunTag(f"now.{name}", value) for name, value in cut.items() if shown[name] not in (None, value)]
+        changed = [
+            RunTag(f"now.{name}", cut[name])
+            for name, value in settings.items()
+            if (before := shown[name]) is not None and not _is_kept_as(before, value)
+        ]
         for first in range(0, len(new), MOST_PARAMS):
             self._client.log_batch(self._run, params=new[first : first + MOST_PARAMS])
         if changed:
@@ -267,6 +273,11 @@ def _cut(value: str) -> str:
         return value
     mark = f"… sha256:{hashlib.sha256(value.encode()).hexdigest()}"
     return value[: LONGEST_VALUE - len(mark)] + mark
+
+
+def _is_kept_as(there: str, value: str) -> bool:
+    """Whether MLflow has this setting: whole, or what a version or a server has left of it that cuts without a mark."""
+    return there == _cut(value) or (len(there) in CUT_LENGTHS and value.startswith(there))
 
 
 def _name(kind: Kind, name: str) -> str:

@@ -213,6 +213,20 @@ def test_what_is_there_of_a_name_is_asked_for_once(run: MlflowRun, tmp_path: Pat
     assert (8, "loss") in run.known("metrics", rows)
 
 
+@pytest.mark.parametrize("length", [500, 250])
+def test_a_setting_that_was_cut_off_there_has_not_changed(length: int, run: MlflowRun, tmp_path: Path) -> None:
+    """By an earlier version, or an older server: as a param, or later as a tag of what it is now."""
+    client: Client = run._client
+    long = ", ".join(f"/data/{n}.jsonl" for n in range(100))
+    client.params = {"data.train": long[:length], "data.eval": "before", "eval.prompts": long[: length - 1]}
+    client.tags = {"now.data.eval": long[:length]}
+    facts = dict.fromkeys(("data.train", "data.eval", "eval.prompts"), long)
+    run.begin(RunFacts("r", RunDir(tmp_path), facts), "key", "run")
+    assert client.tags == {"now.data.eval": long[:length], "now.eval.prompts": long}
+    run.begin(RunFacts("r", RunDir(tmp_path), {"data.train": f"x{long}"}), "key", "run")
+    assert client.tags["now.data.train"] == f"x{long}"
+
+
 def test_a_long_setting_is_there_whole_or_says_that_it_is_cut(run: MlflowRun, tmp_path: Path) -> None:
     """A change of its end is one."""
     client: Client = run._client
