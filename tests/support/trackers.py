@@ -15,7 +15,7 @@ from typing import Any
 
 from rankzero.run_dir.goodput import Ending, Start, StartLine
 from rankzero.run_dir.paths import RunDir
-from rankzero.track.server import Kind, LostRunError, Row, RunFacts, numbers
+from rankzero.track.server import Kind, LostRunError, Row, RunFacts, Setting, numbers
 from tests.support.servers import serving
 
 
@@ -30,12 +30,13 @@ class MemoryServer:
         self.runs: list[str] = []
         self.points: Counter[tuple[str, int, str]] = Counter()
         self.ended: list[Ending | None] = []
+        self.settings: dict[str, Setting] = {}
         self.closed: list[Ending | None] = []
         self.requests = 0
         self.failing: dict[int, str] = {}
         """By the number of the request: `before` or `after`."""
         self.refused: set[str] = set()
-        """Kinds, or `end`: it answers, and takes none of them."""
+        """Kinds, `settings` or `end`: it answers, and takes none of them."""
 
     @contextmanager
     def _request(self, what: str = "") -> Iterator[None]:
@@ -56,6 +57,11 @@ class MemoryServer:
             if key not in self.runs:
                 self.runs.append(key)
         return key
+
+    def send_settings(self, run: RunFacts) -> None:
+        if "settings" in self.refused:
+            raise ValueError("settings is too much")
+        self.settings |= run.settings
 
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
         with self._request():

@@ -75,6 +75,9 @@ class LangfuseTrace:
             self._put_root(None)
         return self._trace
 
+    def send_settings(self, run: RunFacts) -> None:
+        """As in `Server`: they are the input of its trace."""
+
     def known(self, _kind: Kind, _rows: Sequence[Row]) -> set[tuple[int, str]]:
         """As in `Server`: whatever is there is written over."""
         return set()

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ MOST_METRICS, MOST_PARAMS = 1000, 100
 LONGEST_VALUE = 5000
 """Characters of a param or a tag. MLflow cuts off what is longer, and says nothing."""
 CUT_LENGTHS = (500, 250)
-"""Of a param on older servers, and, the first, in earlier versions of this package."""
+"""Of a param on older servers, which refuse what is longer, and, the first, in earlier versions of this package."""
 _STATUS: dict[Ending | None, str] = {
     None: "RUNNING",
     "finished": "FINISHED",
@@ -95,19 +95,19 @@ class MlflowRun:
         self._uri, self._run, self._experiment = uri, "", ""
         self.place = place_of(_experiment_name(), uri)
         self._directory: RunDir | None = None
+        self._found: Any = None
+        """Params and tags that were there when the run was begun."""
         self._steps: dict[str, set[int]] = {}
         """By name, those that were there when it was first asked for since the run was begun."""
         self.link = ""
 
     def begin(self, run: RunFacts, key: str, there: str | None) -> str:
-        """As in `Server`: params of a run cannot be changed, so a setting that a resume changed becomes a tag, which
-        stays when it is as it was again."""
+        """As in `Server`."""
         found = self._known(there) if there else self._find(run, key)
         self._run, self._experiment = found.info.run_id, found.info.experiment_id
-        self._directory, self._steps = run.directory, {}
+        self._directory, self._steps, self._found = run.directory, {}, found.data
         where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
         self.link = without_login(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
-        self._settings({name: str(value) for name, value in run.settings.items()}, found.data.params, found.data.tags)
         return self._run
 
     def _known(self, there: str) -> Any:
@@ -132,21 +132,37 @@ class MlflowRun:
         found = self._client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
         return found[0] if found else self._client.create_run(experiment, tags={KEY_TAG: key}, run_name=run.name)
 
-    def _settings(self, settings: Mapping[str, str], there: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def send_settings(self, run: RunFacts) -> None:
+        """As in `Server`: params of a run cannot be changed, so a setting that a resume changed becomes a tag, which
+        stays when it is as it was again."""
         from mlflow.entities import Param, RunTag
 
-        cut = {name: _cut(value) for name, value in settings.items()}
-        new = [Param(name, value) for name, value in cut.items() if name not in there]
-        shown = {name: tags.get(f"now.{name}", there.get(name)) for name in cut}
-        changed = [
-            RunTag(f"now.{name}", cut[name])
-            for name, value in settings.items()
-            if (before := shown[name]) is not None and not _is_kept_as(before, value)
-        ]
-        for first in range(0, len(new), MOST_PARAMS):
-            self._client.log_batch(self._run, params=new[first : first + MOST_PARAMS])
-        if changed:
-            self._client.log_batch(self._run, tags=changed)
+        settings = {name: str(value) for name, value in run.settings.items()}
+        params, tags = self._found.params, self._found.tags
+        new = [(name, value) for name, value in settings.items() if name not in params]
+        there = {name: tags.get(f"now.{name}", params[name]) for name in settings if name in params}
+        changed = [(f"now.{name}", settings[name]) for name in there if not _is_kept_as(there[name], settings[name])]
+        for kind, entity, values in (("params", Param, new), ("tags", RunTag, changed)):
+            for first in range(0, len(values), MOST_PARAMS):
+                self._log(kind, entity, dict(values[first : first + MOST_PARAMS]), LONGEST_VALUE)
+
+    def _log(self, kind: str, entity: Callable[[str, str], Any], values: Mapping[str, str], longest: int) -> None:
+        """Params or tags, cut to what the server takes of them: older ones say in many ways that a value is too long.
+        Raises what MLflow's client raises of a server that takes none, or is away."""
+        from mlflow.exceptions import MlflowException
+
+        cut = {name: _cut(value, longest) for name, value in values.items()}
+        try:
+            self._client.log_batch(self._run, **{kind: [entity(name, value) for name, value in cut.items()]})
+        except MlflowException:
+            there = getattr(self._client.get_run(self._run).data, kind)
+            lacking = {name: value for name, value in values.items() if there.get(name) != cut[name]}
+            most = max((len(cut[name]) for name in lacking), default=0)
+            shorter = next((length for length in CUT_LENGTHS if length < most), None)
+            if lacking and shorter is None:
+                raise
+            if shorter is not None:
+                self._log(kind, entity, lacking, shorter)
 
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
         """As in `Server`: by the whole history of each name, which is asked for once."""
@@ -267,17 +283,18 @@ def _tables_listed(tag: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _cut(value: str) -> str:
+def _cut(value: str, longest: int) -> str:
     """A setting as MLflow keeps it whole: one that is cut ends in the hash of all of it, so that each change shows."""
-    if len(value) <= LONGEST_VALUE:
+    if len(value) <= longest:
         return value
     mark = f"… sha256:{hashlib.sha256(value.encode()).hexdigest()}"
-    return value[: LONGEST_VALUE - len(mark)] + mark
+    return value[: longest - len(mark)] + mark
 
 
 def _is_kept_as(there: str, value: str) -> bool:
-    """Whether MLflow has this setting: whole, or what a version or a server has left of it that cuts without a mark."""
-    return there == _cut(value) or (len(there) in CUT_LENGTHS and value.startswith(there))
+    """Whether MLflow has this setting: whole, or what a version or a server has left of it."""
+    is_cut_without_mark = len(there) in CUT_LENGTHS and value.startswith(there)
+    return is_cut_without_mark or there in {_cut(value, longest) for longest in (LONGEST_VALUE, *CUT_LENGTHS)}
 
 
 def _name(kind: Kind, name: str) -> str:

@@ -106,10 +106,10 @@ def asked(what: str) -> Iterator[None]:
         raise RefusedError([what], error) from error
 
 
-def _at_the_end(tell: Callable[[], None]) -> list[RefusedError]:
-    """What a server refuses then. Raises what the client raises of a server that is away."""
+def _refusals(what: str, tell: Callable[[], None]) -> list[RefusedError]:
+    """That a server refuses this, if it does. Raises what the client raises of a server that is away."""
     try:
-        with asked("the end"):
+        with asked(what):
             tell()
     except RefusedError as error:
         return [error]
@@ -147,23 +147,23 @@ class Delivery:
             raise
 
     def _round(self, is_last: bool) -> None:
-        is_first = self._server is None
+        is_first, refused = self._server is None, list[RefusedError]()
         if self._server is None:
             read = Sent.read(self._path)
             if self._has_read and self._path.is_file() and read.key != self.sent.key:
                 raise OvertakenError(str(self._path))
             self.sent, self._has_read = read, True
-            self._server = self._begin()
+            self._server, refused = self._begin()
         # Of a run that was killed, who begins tells what the one before it may not have come to tell; where something
         # failed, to begin again may have opened a run that had ended.
         told = None if is_first and self.sent.error is not None else (self.sent.ended, self.sent.ended_start)
         end = last_end(self._run_dir)
-        refused = self._rows(self._server)
+        refused += self._rows(self._server)
         is_new = end != told or (is_first and end[0] is None)
         if is_new:
             refused += self._end(self._server, *end)
         if is_last or (is_first and not is_new):  # to begin has opened again what had ended there
-            refused += _at_the_end(partial(self._server.close, end[0]))
+            refused += _refusals("the end", partial(self._server.close, end[0]))
         if refused:
             raise RefusedError(list(dict.fromkeys(what for one in refused for what in one.what)), refused[0].error)
         if is_new or self.sent.error is not None:
@@ -178,18 +178,18 @@ class Delivery:
                 while self._batch(kind, server):
                     pass
             except RefusedError as error:
-                refused.append(error)
-                self._find(server)
+                refused += [error, *self._find(server)]
         return refused
 
     def _end(self, server: Server, ended: Ending | None, begun: float | None) -> list[RefusedError]:
         """As `_rows`: how the run has ended."""
-        refused = _at_the_end(partial(server.end, ended))
+        refused = _refusals("the end", partial(server.end, ended))
         if not refused:
             self.sent.ended, self.sent.ended_start = ended, begun
         return refused
 
-    def _begin(self) -> Server:
+    def _begin(self) -> tuple[Server, list[RefusedError]]:
+        """The server, and what of the settings it refused."""
         server = self._connect(self._run_dir)
         if self.sent.place not in (None, server.place):
             # Another server, or the same one by another address: under the same key it is asked for what it has.
@@ -203,11 +203,10 @@ class Delivery:
         if self.sent.spec is None or self.sent.place is None:
             self.sent.spec, self.sent.place = self.sent.spec or setting_hash(self._spec), server.place
             self._note()  # the key, before anything carries it
-        self._find(server)
-        return server
+        return server, self._find(server)
 
-    def _find(self, server: Server) -> None:
-        """The run there, which is made where it is not."""
+    def _find(self, server: Server) -> list[RefusedError]:
+        """The run there, which is made where it is not, and its settings. Returns what is refused of those."""
         facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
         try:
             there = server.begin(facts, self.sent.key, self.sent.there)
@@ -220,6 +219,7 @@ class Delivery:
         if (there, server.link) != (self.sent.there, self.sent.link):
             self.sent.there, self.sent.link = there, server.link
             self._note()
+        return _refusals("settings", partial(server.send_settings, facts))
 
     def _forget(self, unsure: dict[Any, int]) -> None:
         """What is there of the run, up to these steps of each kind: it is sent again unless the server has it."""

@@ -80,6 +80,10 @@ class Server(Protocol):
         nothing is there by that name; a server that cannot say so gets the rest of the run."""
         ...
 
+    def send_settings(self, run: RunFacts) -> None:
+        """Those that `begin` did not send. Repeatable; refused, they keep nothing else away."""
+        ...
+
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
         """Which (step, name) of rows the server has already. Asked after a request that was not answered."""
         ...

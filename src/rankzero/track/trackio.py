@@ -84,6 +84,9 @@ class TrackioRun:
         self._config = {name: str(value) for name, value in run.settings.items()}
         return self._key
 
+    def send_settings(self, run: RunFacts) -> None:
+        """As in `Server`: they go along with its numbers."""
+
     def known(self, _kind: Kind, _rows: Sequence[Row]) -> set[tuple[int, str]]:
         """As in `Server`: a row that comes twice is kept once."""
         return set()

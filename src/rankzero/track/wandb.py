@@ -145,6 +145,9 @@ class WandbRun:
             self.link = without_login(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
         return self._run
 
+    def send_settings(self, run: RunFacts) -> None:
+        """As in `Server`: they went along when it was opened."""
+
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
         """As in `Server`: metrics before the last step that W&B has, which may lack its evaluation."""
         if kind != "metrics":

@@ -13,7 +13,7 @@ import pytest
 
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.mlflow import TABLES_TAG, MlflowRun
-from rankzero.track.server import LostRunError, Row, RunFacts
+from rankzero.track.server import LostRunError, Row, RunFacts, Setting
 
 Pair = tuple[str, str]
 LONGEST_TAG = 5000
@@ -43,6 +43,10 @@ class Client:
         """The metrics whose history was asked for."""
         self.failure: Exception | None = None
         """Of looking for a run."""
+        self.longest = 6000
+        """Characters of a param that it takes."""
+        self.code = "INVALID_PARAMETER_VALUE"
+        """Of its answer to a longer one."""
 
     def search_experiments(self, max_results: int) -> list[Any]:
         return []
@@ -56,6 +60,8 @@ class Client:
         )
 
     def log_batch(self, _run: str, params: Iterable[Pair] = (), tags: Iterable[Pair] = ()) -> None:
+        if any(len(value) > self.longest for _, value in params):
+            raise MlflowError(self.code)
         self.params |= params
         self.tags |= tags
 
@@ -96,6 +102,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRun:
     found = MlflowRun("http://127.0.0.1:9")
     found.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
     return found
+
+
+def begin(run: MlflowRun, directory: Path, settings: dict[str, Setting]) -> None:
+    """With these settings, as who sends does."""
+    facts = RunFacts("r", RunDir(directory), settings)
+    run.begin(facts, "key", "run")
+    run.send_settings(facts)
 
 
 def test_neither_its_link_nor_its_place_has_the_login(run: MlflowRun, tmp_path: Path) -> None:
@@ -141,7 +154,7 @@ def test_a_setting_that_is_as_it_was_again_is_said_to_be(run: MlflowRun, tmp_pat
     """Params stay as they were first, tags say what is now."""
     client: Client = run._client
     for rate, now in (("1e-4", None), ("5e-5", "5e-5"), ("1e-4", "1e-4"), ("2e-4", "2e-4")):
-        run.begin(RunFacts("r", RunDir(tmp_path), {"train.learning_rate": rate, "train.seed": "1"}), "key", "run")
+        begin(run, tmp_path, {"train.learning_rate": rate, "train.seed": "1"})
         assert client.params == {"train.learning_rate": "1e-4", "train.seed": "1"}
         assert client.tags == ({} if now is None else {"now.train.learning_rate": now})
 
@@ -221,9 +234,9 @@ def test_a_setting_that_was_cut_off_there_has_not_changed(length: int, run: Mlfl
     client.params = {"data.train": long[:length], "data.eval": "before", "eval.prompts": long[: length - 1]}
     client.tags = {"now.data.eval": long[:length]}
     facts = dict.fromkeys(("data.train", "data.eval", "eval.prompts"), long)
-    run.begin(RunFacts("r", RunDir(tmp_path), facts), "key", "run")
+    begin(run, tmp_path, facts)
     assert client.tags == {"now.data.eval": long[:length], "now.eval.prompts": long}
-    run.begin(RunFacts("r", RunDir(tmp_path), {"data.train": f"x{long}"}), "key", "run")
+    begin(run, tmp_path, {"data.train": f"x{long}"})
     assert client.tags["now.data.train"] == f"x{long}"
 
 
@@ -232,12 +245,52 @@ def test_a_long_setting_is_there_whole_or_says_that_it_is_cut(run: MlflowRun, tm
     client: Client = run._client
     long, longer = ", ".join(f"/data/{n}.jsonl" for n in range(100)), "x" * 20_000
     facts = {"data.train": long, "eval.prompts": longer}
-    run.begin(RunFacts("r", RunDir(tmp_path), facts), "key", "run")
+    begin(run, tmp_path, facts)
     assert client.params["data.train"] == long
     shown = client.params["eval.prompts"]
     assert len(shown) <= LONGEST_TAG and shown.startswith("x" * 4000) and "… sha256:" in shown
-    run.begin(RunFacts("r", RunDir(tmp_path), facts), "key", "run")
+    begin(run, tmp_path, facts)
     assert not client.tags
-    run.begin(RunFacts("r", RunDir(tmp_path), {"data.train": f"{long}.gz", "eval.prompts": f"{longer}y"}), "key", "run")
+    begin(run, tmp_path, {"data.train": f"{long}.gz", "eval.prompts": f"{longer}y"})
     assert client.tags["now.data.train"] == f"{long}.gz"
     assert len(client.tags["now.eval.prompts"]) <= LONGEST_TAG and client.tags["now.eval.prompts"] != shown
+
+
+@pytest.mark.parametrize("longest", [500, 250])
+@pytest.mark.parametrize("code", ["INVALID_PARAMETER_VALUE", "INTERNAL_ERROR"])
+def test_an_older_server_gets_as_much_of_a_setting_as_it_takes(
+    longest: int, code: str, run: MlflowRun, tmp_path: Path
+) -> None:
+    """It refuses a request with a longer param whole, some with an answer of another error."""
+    client: Client = run._client
+    client.longest, client.code = longest, code
+    long: dict[str, Setting] = {f"s.{length}": "x" * length for length in (249, 251, 501, 5001)}
+    facts = {f"a.{n}": str(n) for n in range(250)} | long
+    begin(run, tmp_path, facts)
+    assert client.params.keys() == facts.keys()
+    for name, value in facts.items():
+        shown, whole = client.params[name], str(value)
+        assert shown == whole if len(whole) <= longest else len(shown) <= longest and "x… sha256:" in shown
+    begin(run, tmp_path, facts)
+    assert not client.tags, "nothing has changed"
+    begin(run, tmp_path, facts | {"s.501": "x" * 500 + "y"})
+    assert client.tags == {"now.s.501": "x" * 500 + "y"}
+
+
+def test_a_setting_that_no_length_helps_is_an_error_and_one_that_arrived_is_none(
+    run: MlflowRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Client = run._client
+    client.longest = 10
+    with pytest.raises(MlflowError, match="INVALID_PARAMETER_VALUE"):
+        begin(run, tmp_path, {"s": "x" * 600})
+    log_batch = client.log_batch
+
+    def unanswered(*arguments: Any, **named: Any) -> None:
+        log_batch(*arguments, **named)
+        raise MlflowError("INTERNAL_ERROR")
+
+    client.longest = 6000
+    monkeypatch.setattr(client, "log_batch", unanswered)
+    begin(run, tmp_path, {"s": "x" * 600})
+    assert client.params == {"s": "x" * 600}

@@ -177,6 +177,22 @@ def test_a_kind_that_is_refused_keeps_neither_the_others_here_nor_the_end(refuse
     assert sent.error is None and set(sent.last) == set(KINDS) and set(server.points.values()) == {1}
 
 
+def test_settings_that_are_refused_keep_no_number_away(tmp_path: Path) -> None:
+    """They are tried again with each beginning, and the run is not said to be there before they are."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    a_row_of_each_kind(run_dir)
+    server.refused = {"settings", "samples"}
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=r"^settings, samples\.jsonl refused: ValueError: settings is too much$"):
+            delivery(server, run_dir).round()
+        kinds = {kind for kind, _, _ in server.points}
+        assert kinds == {"metrics", "saves", "system"} and server.ended[-1] == "finished" and not server.settings
+    server.refused = set()
+    delivery(server, run_dir).round()
+    assert server.settings == settings_of(SPEC) and set(server.points.values()) == {1}
+    assert Sent.read(run_dir.tracking / "memory.json").error is None
+
+
 def test_an_end_that_is_refused_is_told_again(tmp_path: Path) -> None:
     run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
     a_row_of_each_kind(run_dir)
