@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.mlflow import TABLES_TAG, MlflowRun
 from rankzero.track.server import LostRunError, Row, RunFacts, Setting
@@ -76,6 +77,9 @@ class Client:
         self.files.append(name)
 
     def set_terminated(self, _run: str, status: str) -> None:
+        self.status = status
+
+    def update_run(self, _run: str, status: str) -> None:
         self.status = status
 
     def log_artifact(self, _run: str, path: str) -> None:
@@ -157,6 +161,26 @@ def test_a_setting_that_is_as_it_was_again_is_said_to_be(run: MlflowRun, tmp_pat
         begin(run, tmp_path, {"train.learning_rate": rate, "train.seed": "1"})
         assert client.params == {"train.learning_rate": "1e-4", "train.seed": "1"}
         assert client.tags == ({} if now is None else {"now.train.learning_rate": now})
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [
+        ("finished", "FINISHED"),
+        ("failed", "FAILED"),
+        ("interrupted", "KILLED"),
+        ("stopped", "KILLED"),
+        (None, "RUNNING"),
+    ],
+)
+def test_how_a_run_ended_is_its_status(ended: Ending | None, status: str, run: MlflowRun) -> None:
+    """One that was killed runs, for all that is known of it; so does one that goes on."""
+    run._client.status = "as it was"
+    run.end(ended)
+    run.close(ended)
+    assert run._client.status == status
+    run.end(None)
+    assert run._client.status == "RUNNING"
 
 
 def test_a_run_whose_files_are_refused_has_ended_all_the_same(run: MlflowRun, tmp_path: Path) -> None:

@@ -445,6 +445,23 @@ def test_a_sender_of_a_run_that_wandb_has_leaves_it_closed_whenever_it_dies(
     assert library.summary["exit_code"] == 0 and sorted(library.rows)[-1] == STEPS + 3
 
 
+def test_an_evaluation_that_a_stop_had_cut_short_is_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B has its step, and takes nothing more for it."""
+    run_dir, server = RunDir(tmp_path / "r"), there(tmp_path, monkeypatch)
+    run_dir.root.mkdir()
+    rows: list[dict[str, Any]] = [{"step": step, "loss": 1.0 / step} for step in range(1, 6)]
+    lines(run_dir.metrics, rows)
+    note_start(run_dir, 1000.0, "stopped")
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round(is_last=True)
+    lines(run_dir.metrics, [*rows[:-1], {**rows[-1], "eval_loss": 0.5}, {"step": 6, "loss": 1.0 / 6}])
+    note_start(run_dir, 2000.0, "finished")
+    Delivery("wandb", wandb.connect, run_dir, SPEC).round(is_last=True)
+    assert server.summary["eval/eval_loss"] == 0.5 and "eval/eval_loss" not in server.rows[5]
+    assert {step: row["train/loss"] for step, row in server.rows.items()} == {step: 1 / step for step in range(1, 7)}
+
+
 def test_a_step_has_the_time_when_it_was(library: Library, tmp_path: Path) -> None:
     """Also one that takes a table or an evaluation later."""
     run_dir = a_finished_run(tmp_path / "r")
