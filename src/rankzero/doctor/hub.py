@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -78,16 +79,31 @@ def reach_hub(env: Mapping[str, str]) -> Finding:
             return wrong("Hub", f"{url} does not accept the token ({error.code})", fix, ExitCode.ACCESS)
         return wrong("Hub", f"{url} answers {error.code}", "try again later", ExitCode.SERVICE)
     except (OSError, ValueError, HTTPException) as error:
-        fix = "HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or model.local_dir and no Hub"
+        untrusted = isinstance(_cause(error), ssl.SSLCertVerificationError)
+        fix = f"{_TRUST if untrusted else 'HTTPS_PROXY for a proxy'}, {_NO_HUB}"
         return wrong("Hub", f"{url} cannot be reached: {_reason(error)}", fix, ExitCode.SERVICE)
     who = f" as {said.get('name', '?')}" if token and isinstance(said, dict) else ""
     return ok("Hub", f"{url} answers{who}")
 
 
+_NO_HUB = "HF_ENDPOINT for a mirror, or model.local_dir and no Hub"
+_TRUST = "SSL_CERT_FILE and REQUESTS_CA_BUNDLE for a file with the authority of a proxy that opens TLS"
+
+
+def _cause(error: Exception) -> object:
+    """What urllib has wrapped."""
+    return error.reason if isinstance(error, urllib.error.URLError) else error
+
+
 def _reason(error: Exception) -> str:
     """Why, in words that hold nothing of what was sent."""
+    reason = _cause(error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({getattr(reason, 'verify_message', '') or type(reason).__name__})"
+    if isinstance(reason, ssl.SSLError):  # whose errno is none of the system's
+        why = getattr(reason, "reason", "") or type(reason).__name__
+        return f"what answers there does not speak TLS as asked ({why})"
     if isinstance(error, OSError):
-        reason = getattr(error, "reason", error)
         number = getattr(reason, "errno", None)
         return os.strerror(number) if isinstance(number, int) and number > 0 else str(reason)
     if isinstance(error, HTTPException) and not isinstance(error, InvalidURL):

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from rankzero.doctor.hub import reach_hub, tokens
 from rankzero.errors import ExitCode
 from rankzero.hub_variables import hub_cache, hub_home
 from rankzero.machine import Gpu
+from tests.support.certificates import authority, server_files
 from tests.support.cli import Cli
 from tests.support.nvidia_smi import four_gpus
 from tests.support.unreadable import close
@@ -386,6 +388,19 @@ def test_what_is_no_hub(said: bytes, words: str, tmp_path: Path) -> None:
         found = reach_hub({"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HF_HOME": str(tmp_path)})
         thread.join()
     assert (found.state, found.code) == ("wrong", 69) and words in found.what
+
+
+@pytest.mark.parametrize("speaks_tls", [True, False])
+def test_tls_that_fails_is_named(hub: HTTPServer, tmp_path: Path, *, speaks_tls: bool) -> None:
+    if speaks_tls:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(server_files(tmp_path, authority()))
+        hub.socket = tls.wrap_socket(hub.socket, server_side=True)
+    found = reach_hub({"HF_ENDPOINT": f"https://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path)})
+    words = "its certificate is not trusted (" if speaks_tls else "does not speak TLS"
+    assert (found.state, found.code) == ("wrong", 69) and words in found.what
+    assert "not permitted" not in found.what
+    assert ("SSL_CERT_FILE and REQUESTS_CA_BUNDLE" in found.fix) is speaks_tls and "HF_ENDPOINT" in found.fix
 
 
 @pytest.mark.usefixtures("online")
