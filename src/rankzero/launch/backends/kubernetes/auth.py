@@ -62,6 +62,8 @@ def connect(context: str | None, env: Mapping[str, str]) -> Connection:
     try:
         _must_have_key(user)
         proxy = Proxy(chosen.proxy, f"{place(env)} proxy-url") if chosen.proxy else machine_proxy(config.cluster.server)
+        if proxy is not None:
+            _must_be_an_address(proxy)
         params = ConnectionParams(timeout=TIMEOUT, proxy=proxy.url if proxy is not None else None).httpx_params(config)
         params |= {"limits": LIMITS, "trust_env": False}  # of which nothing but another choice of proxies is left
         _trust_as_kubectl(params["verify"])
@@ -118,6 +120,21 @@ def _trust_as_kubectl(tls: ssl.SSLContext) -> None:
     """Whatever the kubeconfig names is trusted, be it below another authority, and certificates need no identifiers of
     keys, which those of many clusters lack and Python asks for since 3.13."""
     tls.verify_flags = (tls.verify_flags & ~ssl.VERIFY_X509_STRICT) | ssl.VERIFY_X509_PARTIAL_CHAIN
+
+
+_LAST_PORT = 65535
+
+
+def _must_be_an_address(proxy: Proxy) -> None:
+    """Raises ConfigError without the parser's own words, which quote the address: it may hold a password."""
+    try:
+        url = httpx2.Proxy(proxy.url).url
+        is_one = bool(url.host) and (url.port or 0) <= _LAST_PORT and "@" not in f"{url.raw_path!r}{url.fragment}"
+    except (httpx2.InvalidURL, ValueError):
+        is_one = False
+    if not is_one:
+        hint = "http://HOST:PORT, https:// or socks5://; in a user's name and password / is %2F, @ is %40 and : is %3A"
+        raise ConfigError("is no proxy's address", where=proxy.source, hint=hint)
 
 
 def _must_have_key(user: User) -> None:

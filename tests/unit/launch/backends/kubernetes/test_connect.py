@@ -399,14 +399,40 @@ def test_a_proxy_of_this_machine_that_needs_another_package(tmp_path: Path, monk
     assert caught.value.problems[0].where == "environment ALL_PROXY"
 
 
-@pytest.mark.parametrize(
-    ("part", "text"), [("proxy-url", "foo"), ("proxy-url", "http://127.0.0.1:abc"), ("server", "http://127.0.0.1:abc")]
-)
-def test_an_address_that_is_none(tmp_path: Path, part: str, text: str) -> None:
-    value = config("http://cluster.invalid", token=TOKEN)
-    value["clusters"][0]["cluster"][part] = text
+def test_an_address_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot use context here"):
+        connect(None, write(tmp_path / "k", config("http://127.0.0.1:abc", token=TOKEN)))
+
+
+@pytest.mark.parametrize("of", ["this machine", "the cluster"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "socks4://me:canary@127.0.0.1:9",
+        "http://me:canary@127.0.0.1:99999",
+        "http://me:can/ary@127.0.0.1:9",
+        "http://me:canary@127.0.0.1:abc",
+        "http://me:can\u0007ary@127.0.0.1:9",
+        "http://me:12/canary@127.0.0.1:9",
+        "http://me:12#canary@127.0.0.1:9",
+        "http://",
+        "foo://",
+    ],
+)
+def test_a_proxy_that_is_none_is_blamed_on_what_names_it_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, of: str
+) -> None:
+    value = config("http://cluster.invalid", token=TOKEN)
+    if of == "this machine":
+        monkeypatch.setenv("http_proxy", url)
+    else:
+        value["clusters"][0]["cluster"]["proxy-url"] = url
+    with pytest.raises(ConfigError, match="is no proxy's address") as caught:
         connect(None, write(tmp_path / "k", value))
+    (problem,) = caught.value.problems
+    assert problem.where == ("environment http_proxy" if of == "this machine" else f"{tmp_path / 'k'} proxy-url")
+    assert "can" not in f"{problem.what} {problem.hint}" and "%2F" in problem.hint
+    assert caught.value.__cause__ is None
 
 
 def test_a_service_account_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
