@@ -1,4 +1,5 @@
-"""Which proxy of this machine's a server is asked through, as kubectl decides it. Knows no connection."""
+"""Which proxy of this machine's a server is asked through: that of HTTPS_PROXY or HTTP_PROXY, as kubectl decides it,
+and where none is set, as kubectl does not, that of ALL_PROXY or of the system's settings. Knows no connection."""
 
 from __future__ import annotations
 

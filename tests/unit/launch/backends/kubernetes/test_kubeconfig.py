@@ -242,6 +242,16 @@ class TestProxiesOfThisMachine:
         env = write(tmp_path / "k", config("http://cluster.invalid", token=TOKEN))
         assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
 
+    def test_all_proxy_is_for_where_there_is_no_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which kubectl does not read."""
+        env = write(tmp_path / "k", config("https://cluster.invalid", token=TOKEN))
+        monkeypatch.setenv("ALL_PROXY", self.DEAD)
+        assert connect(None, env).proxy == "environment ALL_PROXY"
+        monkeypatch.setenv("HTTPS_PROXY", self.DEAD)
+        assert connect(None, env).proxy == "environment HTTPS_PROXY"
+        monkeypatch.setenv("NO_PROXY", "cluster.invalid")
+        assert connect(None, env).proxy == ""
+
     @pytest.mark.parametrize(
         ("server", "listed", "direct"),
         [
