@@ -117,13 +117,14 @@ def _choose(context: str | None, files: list[Path]) -> Chosen:
     try:
         config = KubeConfig.from_dict(merged)
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-        hint = "`kubectl config view` says more"
-        raise ConfigError(f"not a kubeconfig: {type(error).__name__} {error}", where=where, hint=hint) from error
-    known = sorted(config.contexts)
+        raise _no_kubeconfig(f"{type(error).__name__} {error}", where) from error
+    known = sorted(map(str, config.contexts))
     wanted = context or config.current_context
     hint = f"contexts there: {', '.join(known)}" if known else "it has no contexts"
     if not wanted:
         raise ConfigError("no current context", where=where, hint=f"set context in cluster.yaml; {hint}")
+    if not context and isinstance(merged["current-context"], list | dict):
+        raise _no_kubeconfig("its current-context is no name", where)
     if wanted not in config.contexts:
         raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
     try:
@@ -133,6 +134,9 @@ def _choose(context: str | None, files: list[Path]) -> Chosen:
     if chosen is None:
         raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
     cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
+    for key in ("proxy-url", "tls-server-name"):  # which lightkube does not read
+        if cluster.get(key) and not isinstance(cluster[key], str):
+            raise _no_kubeconfig(f"{key} of the cluster {chosen.context.cluster} is no text", where)
     user: dict[str, Any] = next((one["user"] for one in merged["users"] if one["name"] == chosen.context.user), {})
     return Chosen(chosen, cluster, user.get("exec") or {}, _impersonation(user, where), wanted)
 
@@ -141,8 +145,7 @@ def _impersonation(user: Mapping[str, Any], where: str) -> Impersonation:
     try:
         found = msgspec.convert(user, Impersonation)
     except msgspec.ValidationError as error:
-        hint = "`kubectl config view` says more"
-        raise ConfigError(f"not a kubeconfig: of its user, {error}", where=where, hint=hint) from error
+        raise _no_kubeconfig(f"of its user, {error}", where) from error
     if not found.user and (found.uid or found.groups or found.extra):
         what = "its user names whom to act as by as-uid, as-groups or as-user-extra, and has no `as`"
         raise ConfigError(what, where=where, hint="add as: NAME, or leave the others out")
@@ -157,8 +160,13 @@ def _merged(files: list[Path]) -> dict[str, Any]:
         for section, kind in _SECTIONS.items():
             known = {one["name"] for one in merged[section]}
             for one in value.get(section) or ():
+                if isinstance(one["name"], list | dict):
+                    raise _no_kubeconfig(f"one of its {section} has no name", str(path))
                 if one["name"] not in known:
-                    merged[section].append({**one, kind: _resolved(one.get(kind) or {}, path.parent)})
+                    fields = one.get(kind) or {}
+                    if not isinstance(fields, dict):
+                        raise _no_kubeconfig(f"the {kind} {one['name']} has no fields", str(path))
+                    merged[section].append({**one, kind: _resolved(fields, path.parent)})
     return merged
 
 
@@ -179,19 +187,26 @@ def _resolved(value: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    hint = "`kubectl config view` says more"
+    text = ""
     try:
-        value = yaml.safe_load(_text(path)) or {}  # kubectl takes empty files as well
+        text = _text(path)
+        value = yaml.safe_load(text) or {}  # kubectl takes empty files as well
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError("not YAML: it has a control character", where=f"{path}:{line}") from None
     except yaml.MarkedYAMLError as error:  # its own text quotes lines of the file, which hold credentials
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(f"not YAML: {error.problem}", where=f"{path}:{line}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"not a kubeconfig: {type(error).__name__}", where=str(path), hint=hint) from error
+        raise _no_kubeconfig(type(error).__name__, str(path)) from error
     sections = [value.get(section) or [] for section in _SECTIONS] if isinstance(value, dict) else [None]
     if not all(isinstance(one, list) and all(isinstance(e, dict) and "name" in e for e in one) for one in sections):
-        what = "not a kubeconfig: it has no clusters, users and contexts"
-        raise ConfigError(what, where=str(path), hint=hint)
+        raise _no_kubeconfig("it has no clusters, users and contexts", str(path))
     return dict(value)
+
+
+def _no_kubeconfig(why: str, where: str) -> ConfigError:
+    return ConfigError(f"not a kubeconfig: {why}", where=where, hint="`kubectl config view` says more")
 
 
 def _text(path: Path) -> str:

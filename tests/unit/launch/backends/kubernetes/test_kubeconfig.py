@@ -212,6 +212,65 @@ print(json.dumps({{"status": {{"token": {TOKEN!r}}}}}))"""
         assert told["cluster"] == {"server": bench.cluster.url, "certificate-authority-data": data}
 
 
+CLUSTER, USER = ("clusters", "cluster"), ("users", "user")
+
+
+@pytest.mark.parametrize(
+    ("part", "put", "words"),
+    [
+        (CLUSTER, "canary", "the cluster c has no fields"),
+        (CLUSTER, ["canary"], "the cluster c has no fields"),
+        (USER, ["canary"], "the user u has no fields"),
+        (("contexts", "context"), "canary", "the context here has no fields"),
+        (CLUSTER, {"server": "https://h", "proxy-url": 5}, "proxy-url of the cluster c is no text"),
+        (
+            CLUSTER,
+            {"server": "https://h", "tls-server-name": ["canary"]},
+            "tls-server-name of the cluster c is no text",
+        ),
+        (("clusters", "name"), ["canary"], "one of its clusters has no name"),
+        (("current-context",), ["canary"], "its current-context is no name"),
+    ],
+)
+def test_values_of_other_kinds_are_named_and_not_shown(
+    tmp_path: Path, part: tuple[str, ...], put: object, words: str
+) -> None:
+    value = config("https://h", token=TOKEN)
+    if len(part) == 1:
+        value[part[0]] = put
+    else:
+        value[part[0]][0][part[1]] = put
+    with pytest.raises(ConfigError, match=f"not a kubeconfig: {words}") as caught:
+        connect(None, write(tmp_path / "k", value))
+    (problem,) = caught.value.problems
+    assert problem.where == str(tmp_path / "k") and "canary" not in str(caught.value)
+
+
+def test_values_of_other_kinds_that_nothing_chooses_are_left_alone(tmp_path: Path) -> None:
+    value = config("https://h", token=TOKEN)
+    value["clusters"].append({"name": "d", "cluster": {"server": "https://h", "proxy-url": 5}})
+    first = write(tmp_path / "a", value)["KUBECONFIG"]
+    second = write(tmp_path / "b", {"current-context": ["x"], "clusters": [{"name": "c", "cluster": "x"}]})[
+        "KUBECONFIG"
+    ]
+    assert connect(None, {"KUBECONFIG": f"{first}:{second}"}).server == "https://h"
+
+
+def test_a_control_character_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "k").write_text("apiVersion: v1\nusers: []\ntoken: can\x07ary\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not YAML: it has a control character") as caught:
+        connect(None, {"KUBECONFIG": str(tmp_path / "k")})
+    assert caught.value.problems[0].where == f"{tmp_path / 'k'}:3" and "ary" not in caught.value.problems[0].what
+
+
+def test_contexts_that_are_numbers_are_listed(tmp_path: Path) -> None:
+    value = config("https://h", token=TOKEN)
+    value["contexts"].append({"name": 5, "context": {"cluster": "c", "user": "u"}})
+    with pytest.raises(ConfigError, match="there is no context there") as caught:
+        connect("there", write(tmp_path / "k", value))
+    assert caught.value.problems[0].hint == "contexts there: 5, here"
+
+
 class TestProxiesOfThisMachine:
     """Who goes through them, and who is told of them."""
 
