@@ -20,19 +20,23 @@ def reading(docker: Docker, pod: Manifest, say: Say) -> Iterator[Execute]:
     there: docker would make an empty one."""
     (only,) = pod["spec"]["containers"]
     security = {**pod["spec"]["securityContext"], **only["securityContext"]}
-    name, user = container_name(pod["metadata"]["name"]), security["runAsUser"]
+    base, user = container_name(pod["metadata"]["name"]), security["runAsUser"]
     wanted = [mount for mount in only["volumeMounts"] if mount["name"] == "outputs"]  # pod_patch may add others
     mounts = [_mount(docker, pod, mount) for mount in wanted]
     entry, *rest = only["command"]
+    names: list[str] = []
 
     def start() -> None:
+        name = f"{base}-{len(names) + 1}" if names else base  # docker may still be removing the one before, by its name
         docker.call(
             *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}"),
             *(part for mount in mounts for part in ("--mount", mount)),
             *("--entrypoint", entry, only["image"], *rest),
         )
+        names.append(name)
 
     def run(command: Sequence[str]) -> str:
+        name = names[-1]
         try:
             return docker.call("exec", name, *command)
         except ServiceError:
@@ -40,15 +44,15 @@ def reading(docker: Docker, pod: Manifest, say: Say) -> Iterator[Execute]:
             if there and is_active(there[0]):
                 raise
         say(f"the container {name} has ended; another one reads on")
-        docker.try_call("rm", "--force", name)
         start()
-        return docker.call("exec", name, *command)
+        return docker.call("exec", names[-1], *command)
 
     start()
     try:
         yield run
     finally:
-        docker.try_call("rm", "--force", name)
+        for name in names:
+            docker.try_call("rm", "--force", name)
 
 
 def _mount(docker: Docker, pod: Manifest, mount: Manifest) -> str:

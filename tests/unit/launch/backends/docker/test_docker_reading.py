@@ -19,7 +19,9 @@ class Daemon:
 
     def __init__(self, *volumes: str) -> None:
         self.volumes, self.calls = volumes, []  # type: tuple[str, ...], list[list[str]]
-        self.there = False
+        self.running: str | None = None
+        self.removing = set[str]()
+        """Those that have ended, whose names docker does not give again before it is through with them."""
         self.refusal = "Error response from daemon: get rankzero-outputs: no such volume"
 
     def __call__(self, arguments: Sequence[str], _env: Mapping[str, str]) -> Answer:
@@ -28,12 +30,20 @@ class Daemon:
         if verb == "volume":
             there = rest[-1] in self.volumes
             return Answer(0, "[{}]", "") if there else Answer(1, "[]", f"{self.refusal}\n")
-        if verb in ("run", "rm"):
-            self.there = verb == "run"
+        if verb == "run":
+            name = rest[rest.index("--name") + 1]
+            if name in {self.running, *self.removing}:
+                return Answer(125, "", f'Conflict. The container name "/{name}" is already in use by container "x".')
+            self.running = name
+        if verb == "rm" and rest[-1] in self.removing:
+            return Answer(1, "", f"Error response from daemon: removal of container {rest[-1]} is already in progress")
+        if verb == "rm" and rest[-1] == self.running:
+            self.running = None
         if verb == "inspect":
             running = '[{"State": {"Running": true}}]'
-            return Answer(0, running, "") if self.there else Answer(1, "[]", f"Error: No such container: {rest[-1]}")
-        if verb == "exec" and not self.there:
+            there = rest[-1] == self.running
+            return Answer(0, running, "") if there else Answer(1, "[]", f"Error: No such container: {rest[-1]}")
+        if verb == "exec" and rest[0] != self.running:
             return Answer(1, "", f"Error response from daemon: No such container: {rest[0]}")
         if verb == "exec":
             try:
@@ -41,6 +51,12 @@ class Daemon:
             except ServiceError as error:
                 return Answer(1, "", str(error))
         return Answer(0, "", "")
+
+    def end(self) -> None:
+        """What runs ends by itself."""
+        assert self.running is not None
+        self.removing.add(self.running)
+        self.running = None
 
 
 def cluster(**storage: object) -> ClusterSpec:
@@ -67,11 +83,15 @@ def test_a_container_that_ends_before_all_is_read_is_followed_by_another_one() -
     pod = reader_pod(cluster(claim="outputs"), "pull-1")
     with DockerBackend(Docker(daemon)).reading(pod, said.append) as execute:
         assert execute(["python", "-P", "-c", "print(1)"]) == "1\n"
-        daemon.there = False
-        assert execute(["python", "-P", "-c", "print(2)"]) == "2\n"
-    first, second = (call for call in daemon.calls if call[0] == "run")
-    assert first == second and not daemon.there
-    assert said == ["the container rankzero-pull-1 has ended; another one reads on"]
+        for number in (2, 3):
+            daemon.end()
+            assert execute(["python", "-P", "-c", f"print({number})"]) == f"{number}\n"
+    names = ["rankzero-pull-1", "rankzero-pull-1-2", "rankzero-pull-1-3"]
+    first, *others = (call for call in daemon.calls if call[0] == "run")
+    for name, other in zip(names[1:], others, strict=True):
+        assert other == [name if word == names[0] else word for word in first]
+    assert [call[-1] for call in daemon.calls if call[0] == "rm"] == names and daemon.running is None
+    assert said == [f"the container {name} has ended; another one reads on" for name in names[:2]]
 
 
 def test_a_directory_of_this_machine() -> None:
