@@ -222,10 +222,19 @@ def _gpu(line: str) -> Gpu:
 
 
 def shown_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> dict[int, Gpu]:
-    """Of all GPUs those that a process here may use, by their driver's numbers. One of which the environment shows a
-    part (MIG) is none of them."""
+    """Of all GPUs those that a process here may use, by their driver's numbers, as docker takes them; CUDA's may be
+    others (`cuda_chooses`). One of which the environment shows a part (MIG) is none of them."""
     entries = local_gpus(env)
     return {number: gpu for number, gpu in enumerate(gpus) if any(_means(entry, number, gpu) for entry in entries)}
+
+
+def cuda_chooses(gpus: Sequence[Gpu], env: Mapping[str, str]) -> bool:
+    """Whether CUDA alone knows which of all GPUs the environment shows: they are of several kinds, some are hidden, and
+    it says which by a number. CUDA numbers the fastest first; its driver's tools, by the bus."""
+    if env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
+        return False
+    entries = local_gpus(env)
+    return len(entries) < len(gpus) and any(entry.isdecimal() for entry in entries)
 
 
 def _means(entry: str, number: int, gpu: Gpu) -> bool:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rankzero.doctor.finding import Finding, look, ok, wrong
@@ -18,6 +18,7 @@ from rankzero.machine import (
     Gpu,
     available_memory,
     cpu_computes,
+    cuda_chooses,
     local_gpu_count,
     nvidia_gpus,
     shown_gpus,
@@ -52,15 +53,24 @@ def devices(env: Mapping[str, str]) -> Iterator[Finding]:
     if not shown:
         hidden = "; CUDA_VISIBLE_DEVICES hides them" if gpus else ""
         yield ok("GPUs", f"none: training is on the CPU{hidden}")
+    elif cuda_chooses(gpus, env):
+        what = (
+            f"{shown} of {_kinds(gpus)}, driver {_driver()}; only torch knows which, for CUDA numbers the fastest first"
+        )
+        yield look("GPUs", what, "set CUDA_DEVICE_ORDER=PCI_BUS_ID, for the numbers of nvidia-smi")
     else:
         usable = shown_gpus(gpus, env)
-        names = Counter(f"{gpu.name}, {gpu.memory / 1e9:.0f} GB" for gpu in usable.values())
-        words = "; ".join(f"{count} × {name}" for name, count in names.items()) or counted(shown, "GPU")
+        words = _kinds(usable.values()) or counted(shown, "GPU")
         hidden = f"; CUDA_VISIBLE_DEVICES shows {len(usable)} of {len(gpus)}" if 0 < len(usable) < len(gpus) else ""
         yield ok("GPUs", f"{words}, driver {_driver()}{hidden}")
         yield from _taken(usable)
     if importlib.util.find_spec("torch") is not None:
         yield from _torch(shown)
+
+
+def _kinds(gpus: Iterable[Gpu]) -> str:
+    names = Counter(f"{gpu.name}, {gpu.memory / 1e9:.0f} GB" for gpu in gpus)
+    return "; ".join(f"{count} × {name}" for name, count in names.items())
 
 
 def _taken(gpus: Mapping[int, Gpu]) -> Iterator[Finding]:

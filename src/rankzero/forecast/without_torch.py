@@ -27,6 +27,7 @@ from rankzero.machine import (
     available_memory,
     cache_root,
     cpu_computes,
+    cuda_chooses,
     local_gpu_count,
     nvidia_gpus,
     shown_gpus,
@@ -167,7 +168,10 @@ def place_and_precision(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
 
 
 def _gpu(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
-    gpus = [*shown_gpus(nvidia_gpus(), os.environ).values()]
+    there = nvidia_gpus()
+    if cuda_chooses(there, os.environ):
+        return None
+    gpus = [*shown_gpus(there, os.environ).values()]
     if not gpus or nproc > len(gpus) or len({gpu.name for gpu in gpus}) > 1:
         return None
     native = {"bfloat16": min(gpu.capability for gpu in gpus) >= (8, 0), "float16": True}

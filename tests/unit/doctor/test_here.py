@@ -157,11 +157,27 @@ def test_of_gpus_that_the_environment_hides_only_their_number_is_said(
 ) -> None:
     monkeypatch.setenv("PATH", str(four_gpus(tmp_path)), prepend=os.pathsep)
     monkeypatch.setattr(devices, "_torch", lambda _: iter(()))
-    found = names(devices.devices({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}))
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    found = names(devices.devices(order if shown is None else {"CUDA_VISIBLE_DEVICES": shown, **order}))
     assert found["GPUs"].what == what
     assert (found["GPU memory"].what if "GPU memory" in found else None) == (
         busy and f"less than half is free on {busy}"
     )
+
+
+@pytest.mark.parametrize(("shown", "known"), [("0", False), ("1,GPU-0", False), ("GPU-0", True), ("3,2,1,0", True)])
+def test_which_of_several_kinds_a_number_of_cudas_means_is_not_guessed(
+    shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """CUDA numbers the fastest first, where nothing says otherwise."""
+    monkeypatch.setenv("PATH", str(four_gpus(tmp_path)), prepend=os.pathsep)
+    monkeypatch.setattr(devices, "_torch", lambda _: iter(()))
+    found = names(devices.devices({"CUDA_VISIBLE_DEVICES": shown}))
+    assert found["GPUs"].state == ("ok" if known else "look")
+    if not known:
+        every = "3 × NVIDIA H100, 86 GB; 1 × NVIDIA T4, 16 GB, driver 580.95"
+        assert found["GPUs"].what.startswith(f"{len(shown.split(','))} of {every}; only torch knows which")
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found["GPUs"].fix and "GPU memory" not in found
 
 
 def test_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,9 @@ def test_a_forecast_is_of_the_gpus_that_the_environment_shows(
     spec = small_spec(tmp_path, tiny)
     assert place_and_precision(spec, 1) is None, "two kinds"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert place_and_precision(spec, 1) is None, "CUDA numbers the fastest first, and which that is it alone knows"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     found = place_and_precision(spec, 1)
     assert found is not None
     assert (found[0].name, found[0].limit, found[0].free) == ("NVIDIA H100", 81559 << 20, 80000 << 20)
