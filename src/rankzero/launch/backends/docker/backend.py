@@ -87,9 +87,11 @@ class DockerBackend:
             raise
         except RankzeroError as error:
             refused = error
-        gpus = [*shown_gpus(nvidia_gpus(), self._env).values()]
+        count, gpus = len(self._gpus(self._env)), [*shown_gpus(nvidia_gpus(), self._env).values()]
+        if len(gpus) < count:  # a part of one (MIG), or another maker's: nobody says of all what they are
+            gpus = []
         memory = f"{usable_memory() / 1e9:.3g} GB of memory"
-        has = [("nodes", f"this machine: {usable_cores()} cores, {memory}, {counted(len(gpus), 'GPU')}")]
+        has = [("nodes", f"this machine: {usable_cores()} cores, {memory}, {counted(count, 'GPU')}")]
         taken = "the daemon would take the run" if refused is None else "a submit would be refused, as said below"
         names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
         smallest = min((gpu.memory for gpu in gpus), default=0)

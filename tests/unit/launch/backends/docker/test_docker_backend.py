@@ -21,6 +21,7 @@ from rankzero.launch.backends.docker.pod import Container
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.silence import SilentError
 from rankzero.launch.status import run_status, summarise
+from tests.support.nvidia_smi import four_gpus
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import VARIABLE, Daemon, end, find, opened, start
@@ -62,6 +63,27 @@ def test_a_survey_says_that_another_spec_s_run_is_up(daemon: Daemon, submit: Sub
     submit()
     assert isinstance(backend.survey(objects(pod(0))).refused, AlreadyRunsError)
     assert backend.survey(objects(pod(0), pod(1))).refused is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "count", "name", "memory"),
+    [
+        ("0", "1 GPU", "NVIDIA H100", 81559 << 20),
+        ("2,3", "2 GPUs", "NVIDIA H100, NVIDIA T4", 15360 << 20),
+        ("MIG-part-of-one", "1 GPU", "", 0),
+        ("0,MIG-part-of-one", "2 GPUs", "", 0),
+        ("", "0 GPUs", "", 0),
+    ],
+)
+def test_a_survey_counts_the_gpus_that_a_run_would_get(
+    daemon: Daemon, tmp_path: Path, shown: str, count: str, name: str, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of parts of GPUs the driver says nothing."""
+    monkeypatch.setenv("PATH", str(four_gpus(tmp_path)), prepend=os.pathsep)
+    docker = Docker(lambda arguments, env: Answer(*daemon.execute(arguments, env)))
+    found = DockerBackend(docker, env={**os.environ, "CUDA_VISIBLE_DEVICES": shown}).survey(objects(pod(0)))
+    assert dict(found.has)["nodes"].endswith(f"GB of memory, {count}")
+    assert (found.gpu, found.gpu_bytes) == (name, memory)
 
 
 def test_a_directory_that_is_not_there_is_told_before_anything_is_made(
