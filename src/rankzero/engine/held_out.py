@@ -32,7 +32,7 @@ from rankzero.model.generate import (
 from rankzero.model.load import stop_token_ids
 from rankzero.model.out_of_memory import out_of_memory_told
 from rankzero.run_dir.atomic import file_sha256
-from rankzero.wording import counted
+from rankzero.wording import counted, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def ask_all(
 ) -> list[Row]:
     """Every voice's greedy answers, in the order of the prompts, without grades; of what `to_compare` made, where they
     are to be scored. `tick` hears how many there are; `so_far` gets those that there are before an error. Raises
-    NonFiniteError for answers that are none, RankzeroError where memory runs out."""
+    NonFiniteError for answers that are none, RankzeroError where memory runs out; where `so_far` fails then, it is
+    warned of."""
     said: dict[str, dict[int, Reply]] = {}
     done = 0
 
@@ -116,7 +117,7 @@ def ask_all(
                 _answers(voice.speaker, prompts, max_new_tokens, more)
     except BaseException:  # an interrupt too: answers are dear
         if done:
-            so_far(rows())
+            _keep(rows(), so_far)
         raise
     return rows()
 
@@ -125,7 +126,7 @@ def graded(
     rows: Sequence[Row], judge: Judge, *, so_far: Callable[[Sequence[Row]], None] = lambda _rows: None
 ) -> list[Row]:
     """The same with a judge's grades; what it refuses has none, which is said. Raises what the judge raises; `so_far`
-    gets the rows with what grades there are before."""
+    gets the rows with what grades there are before; where it fails then, it is warned of."""
     refused: list[str] = []
 
     def grade(prompt: Prompt, found: Reply) -> float | None:
@@ -140,11 +141,19 @@ def graded(
         for row in rows:
             done.append(replace(row, grades={name: grade(row.prompt, found) for name, found in row.replies.items()}))
     except BaseException:  # an interrupt too: grades are paid for
-        so_far([*done, *rows[len(done) :]])
+        _keep([*done, *rows[len(done) :]], so_far)
         raise
     if refused:
         logger.warning("[RESULT] the judge refused %s: %s", counted(len(refused), "answer"), refused[0])
     return done
+
+
+def _keep(rows: Sequence[Row], so_far: Callable[[Sequence[Row]], None]) -> None:
+    """After an error, which stays the one to tell."""
+    try:
+        so_far(rows)
+    except Exception as error:
+        logger.warning("[RESULT] the answers so far could not be kept: %s", first_line(error))
 
 
 def summed_up(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ from rankzero.engine.chat import Voice
 from rankzero.engine.held_out import Row
 from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
 from rankzero.engine.text_scores import without_reasoning
-from rankzero.errors import AccessError, DataError, ServiceError, UsageError
+from rankzero.errors import AccessError, DataError, ServiceError, StorageError, UsageError
 from rankzero.model import generate
 from rankzero.model.generate import Reply, Speaker
 from rankzero.run_dir.atomic import commit_directory, write_json
@@ -730,6 +730,35 @@ class TestNothingIsLost:
         answers = [json.loads(line)["tuned"] for line in Path(f"{kept}.partial").read_text().splitlines()]
         assert ["judge" in answer for answer in answers] == [True, True, False]
         assert "judge" not in json.loads((run / "eval.json").read_text())["sets"]["held.jsonl"]["tuned"], "of a part"
+
+    @pytest.mark.parametrize("error", [ServiceError("the judge is gone"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("asks", [False, True], ids=["graded", "asked"])
+    def test_what_ended_it_is_raised_where_the_answers_so_far_cannot_be_kept_either(
+        self, asks: bool, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        prompt, tried = Prompt((Message("user", "Ping"),)), list[int]()
+
+        def fails(*_others: Any) -> Graded:
+            raise error
+
+        def one_then_none(_speaker: Any, _prompts: Any, _longest: int, more: Any) -> None:
+            more({0: Reply("Pong", 1, ended=True)})
+            raise error
+
+        def full_disk(rows: Any) -> None:
+            tried.append(len(rows))
+            raise StorageError("no space left on device", where="answers.jsonl.partial")
+
+        monkeypatch.setattr(held_out, "_answers", one_then_none)
+        with pytest.raises(type(error)) as raised:
+            if asks:
+                voice = Voice("", cast(Speaker, None))
+                held_out.ask_all([voice], [prompt], max_new_tokens=9, so_far=full_disk)
+            else:
+                row = Row(prompt, {"tuned": Reply("Pong", 1, ended=True)}, {})
+                held_out.graded([row], cast(Judge, SimpleNamespace(grade=fails)), so_far=full_disk)
+        assert raised.value is error and tried == [1]
+        assert "no space left on device" in caplog.text and "answers.jsonl.partial" in caplog.text
 
     def test_one_answer_that_the_judge_refuses_has_no_grade(
         self, run: Path, rows: Path, judge: str, cli: Cli, caplog: pytest.LogCaptureFixture
