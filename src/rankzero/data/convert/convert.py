@@ -254,9 +254,13 @@ def _row(conversation: Conversation, writes: Writer, container: Container) -> Wr
         return writes.to_row(conversation)
     row, rules = (writes.to_columns or writes.to_row)(conversation)
     if writes.flat:
+        texts = writes.texts
         if any(name in row for name in NAMES):
             rules = (*rules, NAMES_LEFT_OUT)
-        row = {key: str(value) for key, value in row.items() if key not in NAMES}
+        row = {key: str(value) if key in texts else value for key, value in row.items() if key not in NAMES}
+        if container != "parquet" and (key := next((key for key in row if key not in texts), "")):
+            what = f"a {container} file has no column for `{key}`"
+            raise CannotSayError("more than texts in a table", what, "write .jsonl or .parquet")
     if found := refused(row, container):
         key, what = found
         said = f"`{key}` has {what}, with which a {container} file is refused"

@@ -196,4 +196,4 @@ def _writer(file: IO[bytes], container: Container, writes: Writer) -> RowWriter:
         return JsonLines(file)
     if container == "parquet":
         return Parquet(file, writes.columns)
-    return Table(file, tuple(writes.columns), "," if container == "csv" else "\t")
+    return Table(file, writes.texts, "," if container == "csv" else "\t")

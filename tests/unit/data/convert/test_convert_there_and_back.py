@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rankzero.data.convert.convert import convert
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS
+from rankzero.data.rows.formats.prompt_completion import CHAT_AS_RAW, TEMPLATE_KWARGS_LEFT_OUT
 from rankzero.data.rows.formats.sharegpt import CALL_IDS, CALLS_JOINED
 from rankzero.data.rows.formats.writing import NAMES_AS_TEXT, REASONING_AS_TEXT
 from rankzero.errors import DataError
@@ -52,7 +53,7 @@ class TestThereAndBack:
         assert conversations(tmp_path / "back.jsonl") == conversations(there) == conversations(tmp_path / "in.jsonl")
 
     @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-    @pytest.mark.parametrize("to", ["messages", "sharegpt"])
+    @pytest.mark.parametrize("to", ["messages", "sharegpt", "alpaca"])
     def test_what_a_row_gives_its_chat_template(self, tmp_path: Path, to: str, name: str) -> None:
         rows = [user_assistant("q", "a") | {"chat_template_kwargs": {"mode": "brief", "tools_as": ["f"]}}]
         _, out = run([*rows, user_assistant("r", "b")], to, tmp_path, name)
@@ -62,6 +63,25 @@ class TestThereAndBack:
         assert conversations(path)[0].template_kwargs == {"mode": "brief", "tools_as": ["f"]}
         with pytest.raises(DataError, match="no place for what a chat template is given"):
             convert([SourceSpec(path=str(path))], tmp_path / "openai.jsonl", "openai")
+
+    @pytest.mark.parametrize("name", ["out.csv", "out.tsv"])
+    def test_what_a_row_gives_its_chat_template_is_not_left_out_of_lines_of_texts(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        rows = [user_assistant("q", "a") | {"chat_template_kwargs": {"mode": "brief"}}, user_assistant("r", "b")]
+        with pytest.raises(DataError, match="no column for `chat_template_kwargs`"):
+            run(rows, "alpaca", tmp_path, name)
+        _, out = run(rows[1:], "alpaca", tmp_path, name)
+        assert table_rows(out) == [{"instruction": "r", "input": "", "output": "b", "system": ""}]
+
+    @pytest.mark.parametrize("name", ["out.csv", "out.tsv", "out.parquet"])
+    def test_raw_text_has_no_chat_template_to_give_something(self, tmp_path: Path, name: str) -> None:
+        rows = [user_assistant("q", "a") | {"chat_template_kwargs": {"mode": "brief"}}, user_assistant("r", "b")]
+        result, out = run(rows, "prompt_completion", tmp_path, name)
+        assert result.rules == {CHAT_AS_RAW: 2, TEMPLATE_KWARGS_LEFT_OUT: 1}
+        assert table_rows(out) == [{"prompt": "q", "completion": "a"}, {"prompt": "r", "completion": "b"}]
+        _, out = run(rows, "prompt_completion", tmp_path)
+        assert conversations(out) == conversations(tmp_path / "in.jsonl"), "as turns they say all"
 
     @pytest.mark.parametrize("to", ["messages", "prompt_completion"])
     def test_reasoning_and_weights(self, tmp_path: Path, to: str) -> None:

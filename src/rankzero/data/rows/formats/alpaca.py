@@ -7,7 +7,7 @@ from collections.abc import Set
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats.detection import ambiguous
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, CONTEXT_KEYS, chat, read_history, read_text, with_context
-from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row, Writer, Written
+from rankzero.data.rows.formats.format import ASKING, Claim, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.writing import beside, one_round
 from rankzero.data.rows.problems import RowProblem, kind
@@ -61,6 +61,14 @@ def to_row(conversation: Conversation) -> Written:
     return {**row, **beside(conversation)}, rules
 
 
+_COLUMNS: dict[str, Column] = {
+    "instruction": "text",
+    "input": "text",
+    "output": "text",
+    "system": "text",
+    "chat_template_kwargs": "json",
+}
+
 FORMAT = Format(
     name="alpaca",
     needs=(KEYS,),
@@ -69,5 +77,5 @@ FORMAT = Format(
     to_conversation=to_conversation,
     unread=ASKING,
     claims=(Claim(KEYS, beside=frozenset({"text"}), judge=_judge),),
-    writers=(Writer("alpaca", to_row, dict.fromkeys(("instruction", "input", "output", "system"), "text")),),
+    writers=(Writer("alpaca", to_row, _COLUMNS),),
 )

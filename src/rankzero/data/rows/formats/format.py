@@ -121,14 +121,20 @@ class Writer:
     name: str
     to_row: Callable[[Conversation], Written]
     columns: Mapping[str, Column] = field(default_factory=dict)
-    """In their order, where the rows fit into a table. Only text in all of them: into CSV and TSV, too."""
+    """In their order, where the rows fit into a table. Only text, and JSON that some rows have beside it: into CSV and
+    TSV, too, but for those rows."""
     to_columns: Callable[[Conversation], Written] | None = None
     """The row in a table, where that is another."""
 
     @property
     def flat(self) -> bool:
-        """Whether a row is a line of texts."""
-        return bool(self.columns) and all(column == "text" for column in self.columns.values())
+        """Whether a row is a line of texts, but for JSON that some rows have beside them."""
+        return bool(self.texts) and all(column in ("text", "json") for column in self.columns.values())
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of texts alone."""
+        return tuple(name for name, column in self.columns.items() if column == "text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
@@ -16,6 +17,7 @@ from rankzero.data.rows.problems import RowProblem, kind
 KEYS = frozenset({"prompt", "completion"})
 
 CHAT_AS_RAW = "a question and its answer become raw prompt and completion"
+TEMPLATE_KWARGS_LEFT_OUT = "chat_template_kwargs are left out: raw text has no chat template"
 
 _ANSWERS = ("completion", "response", "output", "answer", "target", "label")
 _CHAT_ONLY = (*SYSTEM_KEYS, *TOOL_KEYS, "images", "image")
@@ -105,6 +107,8 @@ def to_columns(conversation: Conversation) -> Written:
     if conversation.templated:
         turns, rules = one_round(conversation, "prompt_completion in a table", system=False)
         row = {"prompt": turns[0].content, "completion": turns[1].content}
+        if conversation.template_kwargs:
+            conversation, rules = replace(conversation, template_kwargs={}), (*rules, TEMPLATE_KWARGS_LEFT_OUT)
         return {**row, **beside(conversation)}, (*rules, CHAT_AS_RAW)
     if len(conversation.messages) != 2:
         what = "prompt_completion needs a prompt, and the row is plain text"
