@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, OPTConfig, PersimmonConfig
 
 from rankzero.engine.device import Device
 from rankzero.engine.layers import fit_layers
@@ -73,7 +73,14 @@ OPT = OPTConfig(
     vocab_size=64, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
 )
 """Its layers call torch's function for dropout."""
-RATES = ("embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout", "attention_dropout", "activation_dropout", "layerdrop")
+OF_TEXTS = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+FALCON = FalconConfig(**OF_TEXTS)
+PERSIMMON = PersimmonConfig(**OF_TEXTS, intermediate_size=32)
+"""Their layers look into their config at each pass."""
+RATES = (
+    *("embd_pdrop", "resid_pdrop", "attn_pdrop"),
+    *("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop"),
+)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", dropout_attention.NAME])
@@ -97,6 +104,33 @@ def test_a_model_drops_nothing_of_its_own_where_preferences_are_trained(
         whole = model.eval()(ids).logits.detach()
         assert torch.equal(dropped, whole) == (not own and not adapters), (task, adapters)
         assert {name: getattr(model.config, name) for name in rates} == rates
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])
+@pytest.mark.parametrize("config", [FALCON, PERSIMMON], ids=["falcon", "persimmon"])
+def test_nor_what_its_layers_find_in_their_config_which_is_saved_as_it_was(
+    config: Any, adapted: bool, tmp_path: Path, tiny: Path
+) -> None:
+    config = copy.deepcopy(config)
+    rates = {name: 0.4 for name in ("attention_dropout", "hidden_dropout")}
+    config.update(rates)
+    ids = torch.arange(1, 8)[None]
+    for task, own in (("sft", True), ("dpo", False)):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        base, names = model, set(model.state_dict())
+        if adapted:
+            model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+        fit_layers(model, small_spec(tmp_path, tiny, task=task), Device("cpu"), Attention("sdpa", False), Places(0))
+        once, again = (model.train()(ids, use_cache=False).logits.detach() for _ in range(2))
+        assert torch.equal(once, again) != own, task
+        assert base.config is model.config
+        if not adapted:
+            base.save_pretrained(tmp_path / task)
+            saved = AutoConfig.from_pretrained(tmp_path / task)
+            assert {name: getattr(saved, name) for name in rates} == rates and names == set(model.state_dict())
+    parts = {id(module.config) for module in base.modules() if hasattr(module, "config")}
+    assert len(parts) == 2, "those inside share one"
 
 
 def test_the_loss_of_pairs_before_the_first_step_is_that_of_no_preference(tmp_path: Path) -> None:
