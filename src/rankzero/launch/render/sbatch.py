@@ -226,12 +226,12 @@ export MASTER_PORT=$((RANKZERO_CONTROL_PORT + 1))
 export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.words"
 _rankzero_leave() {{  # for good; where that is a failure, no other node is to wait for this one
   _rankzero_note end "$1"
-  case $1 in {done}|{stopped}) ;; *) : > "$_rankzero_nodes/over-$_rankzero_start_name" ;; esac
+  case $1 in {done}|{stopped}) ;; *) true > "$_rankzero_nodes/over-$_rankzero_start_name" ;; esac
   exit "$1"
 }}
 {setup(plan)}\
 while :; do
-  : > "$_rankzero_part.words"
+  true > "$_rankzero_part.words"
   _rankzero_note begin "$_rankzero_host"
   # a signal does not reach what is not there yet
   if [ -n "$_rankzero_asked" ] || {IS_CANCELLED_INSIDE} ||

@@ -260,9 +260,9 @@ def heard_as_stop(*codes: int) -> str:
     return f'if [ -n "$_rankzero_asked" ]; then {stopped}; fi'
 
 
-LEAVE_TO_THE_NEXT = 'if [ -n "$_rankzero_asked" ]; then : > "$_rankzero_part.again-$_rankzero_start_name"; break; fi'
+LEAVE_TO_THE_NEXT = 'if [ -n "$_rankzero_asked" ]; then true > "$_rankzero_part.again-$_rankzero_start_name"; break; fi'
 """Where a command that was asked to stop failed, and may be tried again: not here. The failure is seen, and the batch
-script finds that another allocation may cure it."""
+script finds that another allocation may cure it. `:` would end a POSIX shell where the file cannot be written."""
 
 
 def is_left_to_the_next(name: str) -> str:

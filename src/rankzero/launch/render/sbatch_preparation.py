@@ -121,7 +121,7 @@ _rankzero_leave() {{
 }}
 {setup(plan)}\
 while :; do
-  : > "$_rankzero_part.words"
+  true > "$_rankzero_part.words"
   _rankzero_note begin "$_rankzero_host"
   if [ -n "$_rankzero_asked" ] || {IS_CANCELLED_INSIDE}; then _rankzero_code={stopped}; break; fi
   {command(plan, "rankzero.launch.node.prepare")}

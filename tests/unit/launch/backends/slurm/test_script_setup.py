@@ -54,3 +54,19 @@ def test_a_line_of_setup_that_ends_its_shell_is_named_too(
     told = parse_last_words((stage.state / f"nodes/{part}.words").read_text())
     assert told is not None and told.where == "slurm.setup" and told.what.endswith(f": {failed}")
     assert [one.code for one in read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings] == [noted]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("unwritable", ["words", "over", "again"])
+def test_what_cannot_be_written_does_not_end_a_containers_shell(tmp_path: Path, unwritable: str, first: bool) -> None:
+    """POSIX has a redirection that fails end the shell where a special builtin has it."""
+    stage = Stage(tmp_path, settings=["slurm.runtime=pyxis", "slurm.image=an-image"])
+    part = "prepare" if first else "0"
+    names = {"words": f"{part}.words", "over": "over-7-0", "again": f"{part}.again-7-0"}
+    place = stage.state / "nodes" / names[unwritable]
+    told, code = (TOLD, 74 if first else 202) if unwritable == "again" else ("", 78)
+    stage.program("node-python", f'mkdir "{place}"\n{told}\nexit {code}\n')
+    if unwritable == "words":
+        place.mkdir(parents=True)
+    assert stage.run(text=stage.first if first else stage.text) == code
+    assert [one.code for one in read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings] == [code]
