@@ -30,6 +30,7 @@ from rankzero.launch.render.sbatch_parts import (
     is_left_to_the_next,
     last_note,
     launch,
+    leaving,
     named_options,
     noted_job,
     option_value,
@@ -227,7 +228,7 @@ export RANKZERO_TERMINATION_LOG={_quoted(f"{inside}/nodes")}/"$SLURM_NODEID.word
 _rankzero_leave() {{  # for good; where that is a failure, no other node is to wait for this one
   _rankzero_note end "$1"
   case $1 in {done}|{stopped}) ;; *) true > "$_rankzero_nodes/over-$_rankzero_start_name" ;; esac
-  exit "$1"
+{leaving(plan)}
 }}
 {setup(plan)}\
 while :; do
@@ -249,9 +250,9 @@ while :; do
     *) break ;;
   esac
   {LEAVE_TO_THE_NEXT}
-  _rankzero_note end $_rankzero_code
+  _rankzero_note end "$_rankzero_code"
 done
-_rankzero_leave $_rankzero_code
+_rankzero_leave "$_rankzero_code"
 """
 
 

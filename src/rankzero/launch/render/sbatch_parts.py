@@ -210,6 +210,18 @@ _rankzero_note() {{
 """
 
 
+def leaving(plan: Plan) -> str:
+    """The last lines of that shell, by the code that it is given. What the site's lines of setup have bash do at its
+    end is done, and does not decide how it ends."""
+    if not plan.cluster.slurm.setup:
+        return '  exit "$1"'
+    return """\
+  if [ -n "${BASH_VERSION:-}" ]; then _rankzero_clean_up=$(trap -p EXIT); ( eval "$_rankzero_clean_up" ); fi
+  trap - EXIT
+  exit "$1"\
+"""
+
+
 IS_CANCELLED_INSIDE = 'grep -qsx "$_rankzero_job" "$_rankzero_state/cancelled"'
 """As `IS_CANCELLED`, to the shell that srun starts."""
 
@@ -222,7 +234,7 @@ def setup(plan: Plan) -> str:
     for line in plan.cluster.slurm.setup:
         said = {"rankzero": 1, "outcome": "failed", "where": "slurm.setup", "what": f"this line failed: {line}"}
         said["hint"] = "the log says why; a line that may fail ends with `|| true`"
-        lines.append(f"_rankzero_line={shlex.quote(json.dumps(said))}\n{line}\n_rankzero_set_up $?\n")
+        lines.append(f'_rankzero_line={shlex.quote(json.dumps(said))}\n{line}\n_rankzero_set_up "$?"\n')
     if not lines:
         return ""
     stopped = int(ExitCode.STOPPED)
@@ -239,13 +251,14 @@ _rankzero_failed() {{
   _rankzero_code=$1
   case $_rankzero_code in {int(ExitCode.DONE)}|{stopped}) _rankzero_code={int(ExitCode.INTERNAL)} ;; esac
   if [ -n "$_rankzero_asked" ]; then _rankzero_code={stopped}; fi
-  _rankzero_leave $_rankzero_code
+  _rankzero_leave "$_rankzero_code"
 }}
-trap '_rankzero_failed $?' EXIT  # with `set -e` a line ends the shell
+trap '_rankzero_failed "$?"' EXIT  # with `set -e` a line ends the shell
 """
     after = """\
 _rankzero_line=
 set +euC
+unset IFS
 if [ -n "${BASH_VERSION:-}" ]; then trap - ERR; fi
 trap '_rankzero_asked=1' TERM INT
 """

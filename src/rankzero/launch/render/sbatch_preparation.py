@@ -31,6 +31,7 @@ from rankzero.launch.render.sbatch_parts import (
     is_left_to_the_next,
     last_note,
     launch,
+    leaving,
     named_options,
     noted_job,
     option_value,
@@ -117,7 +118,7 @@ _rankzero_starts=0
 export RANKZERO_TERMINATION_LOG={shlex.quote(f"{inside}/nodes/prepare.words")}
 _rankzero_leave() {{
   _rankzero_note end "$1"
-  exit "$1"
+{leaving(plan)}
 }}
 {setup(plan)}\
 while :; do
@@ -132,7 +133,7 @@ while :; do
   case $_rankzero_code in {_FINAL}) break ;; esac
   if [ $_rankzero_starts -gt {PREPARE_RESTARTS} ]; then break; fi
   {LEAVE_TO_THE_NEXT}
-  _rankzero_note end $_rankzero_code
+  _rankzero_note end "$_rankzero_code"
 done
-_rankzero_leave $_rankzero_code
+_rankzero_leave "$_rankzero_code"
 """

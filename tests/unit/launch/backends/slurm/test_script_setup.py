@@ -14,9 +14,11 @@ from tests.unit.launch.backends.slurm.test_script import TOLD, Stage
 SETUPS = {
     "names": ["nodes=( host0 host1 )", "state= code=3 killed=9 asked=1", "note() { exit 3; }; leave() { exit 3; }"],
     "strict": ["set -euo pipefail", "set -C", "IFS=$'\\n\\t'", "trap 'exit 3' ERR"],
+    "numbers": ["IFS=0123456789"],
+    "exit": ["trap 'exit 3' EXIT"],
     "signals": ["trap 'exit 3' TERM"],
     "environment": ["unset $(compgen -v SLURM)"],
-    "sh": ["set -eu", "trap 'exit 3' TERM"],
+    "sh": ["set -eu", "trap 'exit 3' TERM", "trap 'exit 3' EXIT", "IFS=0123456789"],
 }
 
 
@@ -56,6 +58,12 @@ def test_a_line_of_setup_that_ends_its_shell_is_named_too(
     assert [one.code for one in read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings] == [noted]
 
 
+def note_how_the_shell_ends(stage: Stage) -> None:
+    """In a file of the stage."""
+    srun = (stage.programs / "srun").read_text().removeprefix("#!/bin/bash\n")
+    stage.program("srun", srun.replace('"$last"\n', '"$last"; echo $? > "$CODES/ended"\n'))
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("unwritable", ["words", "over", "again"])
 def test_what_cannot_be_written_does_not_end_a_containers_shell(tmp_path: Path, unwritable: str, first: bool) -> None:
@@ -66,7 +74,26 @@ def test_what_cannot_be_written_does_not_end_a_containers_shell(tmp_path: Path, 
     place = stage.state / "nodes" / names[unwritable]
     told, code = (TOLD, 74 if first else 202) if unwritable == "again" else ("", 78)
     stage.program("node-python", f'mkdir "{place}"\n{told}\nexit {code}\n')
+    note_how_the_shell_ends(stage)
     if unwritable == "words":
         place.mkdir(parents=True)
     assert stage.run(text=stage.first if first else stage.text) == code
     assert [one.code for one in read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings] == [code]
+    assert (tmp_path / "codes/ended").read_text() == f"{code}\n"
+
+
+@pytest.mark.parametrize(("lines", "code"), [([], 78), (["(exit 71)"], 71)])
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("first", [False, True])
+def test_how_a_part_ends_is_not_what_setup_does_at_its_end(
+    tmp_path: Path, lines: list[str], code: int, shell: str, first: bool
+) -> None:
+    """Its code counts where it could note nothing."""
+    setup = ["trap 'echo done >> \"$CODES/cleaned\"; exit 0' EXIT", "IFS=0123456789", *lines]
+    of_sh = ["slurm.runtime=pyxis", "slurm.image=an-image"] if shell == "sh" else []
+    stage = Stage(tmp_path, settings=[f"slurm.setup={json.dumps(setup)}", *of_sh])
+    note_how_the_shell_ends(stage)
+    assert stage.run([78], text=stage.first if first else stage.text) == code
+    assert (tmp_path / "codes/ended").read_text() == f"{code}\n"
+    if shell == "bash":
+        assert (tmp_path / "codes/cleaned").read_text() == "done\n"
