@@ -152,8 +152,10 @@ class SlurmBackend:
 
     def cancel(self, run: str, say: Say) -> None:
         """SIGTERM to the nodes, which save and leave; the job ends where it does not in its grace period."""
-        if not self._end(self._state(run), say):
+        state = self._state(run)
+        if not self._end(state, say):
             say(f"nothing of {run} runs or waits here")
+        state.take_back()
 
     def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
         """The job and its directory. The run's own directory stays in any case."""

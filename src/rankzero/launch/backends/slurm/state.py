@@ -180,6 +180,12 @@ class RunState:
         else:
             shutil.rmtree(self._aside)
 
+    def take_back(self) -> None:
+        """Where a submit was killed, and nothing came of it: all is as before it. Raises StorageError."""
+        if self.about and not self.job and not self.notes(PREPARATION, self.preparation)[1].began:
+            with storage_errors(self.root):
+                self._put_back(made=True)
+
     def settle(self, job: str) -> None:
         """Note which job it is. Raises StorageError."""
         write_text(self.root / "job", f"{job}\n")

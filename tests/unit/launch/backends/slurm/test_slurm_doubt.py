@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 
 from rankzero.api.clusters import find_run
 from rankzero.errors import AccessError, ConfigError
+from rankzero.launch.backend import LogQuery
 from rankzero.launch.backends.slurm.command import Answer
 from rankzero.launch.backends.slurm.state import RunState
-from tests.unit.launch.backends.slurm.conftest import Site
+from tests.unit.launch.backends.slurm.conftest import Site, note_preparation, prepared
 
 
 def interrupted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +71,33 @@ def test_a_run_whose_submit_was_killed_is_taken_out_of_the_queue_by_its_name(sit
         state.doubt(state.about)
     site.backend.cancel("r", site.said.append)
     assert site.slurm.jobs["17"].state == "CANCELLED"
+    assert site.backend.runs() == [] and not list(site.backend.logs("r", LogQuery(follow=True)))
+    site.backend.cancel("r", site.said.append)
+    assert site.said[-1] == "nothing of r runs or waits here"
+
+
+def test_what_a_killed_submit_had_put_aside_is_there_again_when_it_is_withdrawn(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin", "end 0")
+    site.becomes("COMPLETED")
+    root, aside = site.root / "slurm/r", site.root / "slurm/.r.before"
+    site.submit()
+    shutil.copytree(root, aside / "r")
+    (aside / "r/job").write_text("17\n")
+    (root / "job").unlink()
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.jobs["18"].state == "CANCELLED"
+    assert RunState(root).job == "17" and not aside.exists()
+
+
+def test_the_notes_of_a_preparation_outlive_that_its_run_is_withdrawn(site: Site) -> None:
+    """Handed to sbatch by hand, the run's own job has no number before it starts."""
+    prepared(site)()
+    note_preparation(site, "begin", "end 75")
+    (site.root / "slurm/r/job").unlink()
+    site.backend.cancel("r", site.said.append)
+    assert [job.state for job in site.slurm.jobs.values()] == ["CANCELLED", "CANCELLED"]
+    assert (site.root / "slurm/r/nodes/prepare").exists()
 
 
 @pytest.mark.parametrize("refused", ["sbatch: error: invalid partition specified: x\n", "access/permission denied\n"])
