@@ -37,7 +37,11 @@ class Answer:
     err: str
 
 
-class AbsentError(ServiceError):
+class UnaskedError(ServiceError):
+    """Slurm has heard nothing: its program cannot start here, or finds no cluster that it could ask."""
+
+
+class AbsentError(UnaskedError):
     """A program of Slurm's that this machine has not got."""
 
 
@@ -237,7 +241,7 @@ def refusal(program: str, err: str) -> RankzeroError:
     is_silent = _SILENT.search(said) is not None
     if is_silent or _UNCONFIGURED.search(said):
         hint = "see `scontrol ping` and `sinfo`; SLURM_CONF names the file that says where the controller is"
-        kind = SilentError if is_silent else ServiceError
+        kind = SilentError if is_silent else UnaskedError
         return kind(f"Slurm does not answer: {said}", where=program, hint=hint)
     if _FORBIDDEN.search(said):
         return AccessError(said, where=program, hint="ask the administrators of the cluster for the right to it")
@@ -257,7 +261,7 @@ def _execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Ans
         what = f"there is no {arguments[0]} command on this machine"
         raise AbsentError(what, where="Slurm", hint=hint) from error
     except OSError as error:  # an environment or a list of arguments that is too long
-        raise ServiceError(f"{arguments[0]}: {error.strerror or error}", where="Slurm") from error
+        raise UnaskedError(f"{arguments[0]}: {error.strerror or error}", where="Slurm") from error
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 

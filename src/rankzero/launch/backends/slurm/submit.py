@@ -13,7 +13,7 @@ from typing import Any
 from rankzero.errors import AccessError, ConfigError, ExitCode, Problem, ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
-from rankzero.launch.backends.slurm.command import AbsentError, Job, Slurm, without_habits
+from rankzero.launch.backends.slurm.command import Job, Slurm, UnaskedError, without_habits
 from rankzero.launch.backends.slurm.evidence import as_heard, num_nodes
 from rankzero.launch.backends.slurm.own_jobs import own_jobs
 from rankzero.launch.backends.slurm.state import RunState
@@ -130,7 +130,7 @@ def submit(
         state.doubt(about)
         try:
             job = _queued(slurm, request, given, say)
-        except (ConfigError, AccessError, AbsentError):  # it has said that there is none
+        except (ConfigError, AccessError, UnaskedError):  # it is known that there is none
             state.settle_doubt()
             raise
         except BaseException:

@@ -112,7 +112,7 @@ def test_a_cluster_without_accounting_has_forgotten_it() -> None:
             "SilentError",
             "sbatch",
         ),
-        ("sbatch: fatal: Unable to process configuration file", "ServiceError", "sbatch"),  # which no waiting cures
+        ("sbatch: fatal: Unable to process configuration file", "UnaskedError", "sbatch"),  # which no waiting cures
     ],
 )
 def test_a_refusal_names_the_field(said: str, kind: str, where: str) -> None:

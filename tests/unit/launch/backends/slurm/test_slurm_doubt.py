@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import Any
 
 import pytest
 
 from rankzero.api.clusters import find_run
-from rankzero.errors import AccessError, ConfigError
+from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 from rankzero.launch.backend import LogQuery
-from rankzero.launch.backends.slurm.command import Answer
+from rankzero.launch.backends.slurm.command import Answer, Slurm
 from rankzero.launch.backends.slurm.state import RunState
 from tests.unit.launch.backends.slurm.conftest import Site, note_preparation, prepared
 
@@ -100,9 +101,29 @@ def test_the_notes_of_a_preparation_outlive_that_its_run_is_withdrawn(site: Site
     assert (site.root / "slurm/r/nodes/prepare").exists()
 
 
-@pytest.mark.parametrize("refused", ["sbatch: error: invalid partition specified: x\n", "access/permission denied\n"])
-def test_what_sbatch_refuses_leaves_no_doubt(site: Site, refused: str) -> None:
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        ("sbatch: error: invalid partition specified: x\n", ConfigError),
+        ("access/permission denied\n", AccessError),
+        ("sbatch: fatal: Unable to process configuration file\n", ServiceError),
+    ],
+)
+def test_what_sbatch_refuses_leaves_no_doubt(site: Site, refused: str, error: type[RankzeroError]) -> None:
     site.slurm.refuses = refused
-    with pytest.raises((ConfigError, AccessError)):
+    with pytest.raises(error):
         site.submit()
     assert not RunState(site.root / "slurm/r").is_in_doubt and site.backend.runs() == []
+    assert not [line for line in site.said if "is not known" in line]
+
+
+def test_an_sbatch_that_never_ran_leaves_no_doubt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sbatch(*_given: Any) -> Answer:
+        Slurm({}).call("true", env={"PATH": os.environ["PATH"], "LONG": "a" * 2**20})
+        raise AssertionError("a variable may be that long here")
+
+    monkeypatch.setattr(site.slurm, "_sbatch", sbatch)
+    with pytest.raises(ServiceError):
+        site.submit()
+    assert not RunState(site.root / "slurm/r").is_in_doubt and site.backend.runs() == []
+    assert not [line for line in site.said if "is not known" in line]
