@@ -91,8 +91,9 @@ class SideBySide:
             yield from OneByOne(self._lane).each(together, loss)
 
     def _open(self, first: MicroBatch) -> SimpleQueue[Lane] | None:
+        may, self._may = self._may, _never  # asked once, and not held: whoever asks holds this
         try:
-            if self._may(first):
+            if may(first):
                 copies = [copy_lane(self._lane, self._model) for _ in range(self._at_once - 1)]
                 lanes: SimpleQueue[Lane] = SimpleQueue()
                 for lane in (self._lane, *copies):
@@ -101,9 +102,8 @@ class SideBySide:
             why = "the model draws random numbers, whose order would be left to chance"
         except ValueError as error:
             why = str(error)
-        if self._may is not _never:
+        if may is not _never:
             logger.info(_ONE_BY_ONE, why)
-        self._may = _never
         return None
 
     def _at_the_same_time(self, lanes: SimpleQueue[Lane], batches: Iterable[MicroBatch], loss: Loss) -> Generator[Done]:
@@ -180,18 +180,16 @@ def lanes_for(lane: Lane, model: torch.nn.Module, at_once: int, may: Callable[[M
 
 
 def copy_lane(lane: Lane, model: torch.nn.Module) -> Lane:
-    """The same with modules and buffers of its own, some of which models write in each pass (how positions turn, by the
-    longest row), and the weights of `model`. Raises ValueError where a function in it would lead
-    back to the modules that are copied."""
+    """The same with the weights of `model` and modules of its own; also buffers, some of which models write in each
+    pass (how positions turn, by the longest row). Raises ValueError where a function in it would lead back to the
+    modules that are copied, or where torch keeps weights that are computed in a pass for the whole process."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     shared[id(lane.places.unknown)] = lane.places.unknown  # which is told at the end of a step, of all of them
     known = {id(module) for module in model.modules()} | {id(lane.head), id(lane.places)}
     for name, module in model.named_modules():
         if any(_leads_to(value, known) for value in vars(module).values()):
             raise ValueError(f"{name or type(module).__name__} has a function that knows its module")
-        if isinstance(module, ParamWrapper) or is_parametrized(
-            module
-        ):  # torch keeps such weights for the whole process
+        if isinstance(module, ParamWrapper) or is_parametrized(module):
             raise ValueError(f"{name} computes its weights")
     try:
         return copy.deepcopy(lane, shared)

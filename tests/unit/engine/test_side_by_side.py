@@ -4,7 +4,9 @@ thread is first; and a run of them goes on bit for bit."""
 from __future__ import annotations
 
 import functools
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -331,3 +333,21 @@ def test_evaluations_have_passes_as_long_as_all_at_once(
     monkeypatch.setattr("rankzero.engine.setup.Batches", Seen)
     run_here(spec_of(tmp_path, tiny))
     assert made == [64, 128], "of steps, and of evaluations, which keep no activations"
+
+
+def test_what_computes_passes_holds_nobody_who_holds_it(tiny: Path) -> None:
+    """A run's model goes with its stepper, and does not wait for the collector, which looks seldom."""
+    model, places = adapted(tiny, dropout=0.0)
+    parallel = Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu"))
+    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "max_grad_norm": None}
+    stepper = Stepper(SupervisedHead(model, model), parallel, sft.TASK, places=places, **options)
+    stepper.compute_side_by_side(2)
+    plan = Batches(many_rows(), PaddedText(), rank=0, world_size=1, max_tokens=40, pass_cost=0, same_passes=False)
+    assert stepper.gradients(plan, plan.everything(), 0, stop_wanted=False, on_pass=lambda *_: None) is not None
+    gone = weakref.ref(stepper)
+    gc.disable()
+    try:
+        del stepper
+        assert gone() is None
+    finally:
+        gc.enable()
