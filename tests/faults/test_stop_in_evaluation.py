@@ -36,12 +36,12 @@ class Passes:
         self._step = 0
         loss_sum = step.Stepper.loss_sum
 
-        def counted(stepper: Any, batch: Any, seen: Any = None) -> Any:
+        def counted(stepper: Any, batch: Any, *more: Any) -> Any:
             if not torch.is_grad_enabled() and self._step == in_step:
                 self.count += 1
                 if self.count == in_pass:
                     os.kill(os.getpid(), signal.SIGTERM)
-            return loss_sum(stepper, batch, seen)
+            return loss_sum(stepper, batch, *more)
 
         patch.setattr(step.Stepper, "loss_sum", counted)
 
