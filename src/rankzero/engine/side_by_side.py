@@ -1,4 +1,5 @@
 """Passes of a step that several threads compute at the same time, each with fewer of the processor's threads.
+Knows passes and what computes them; nothing of rows, optimizers or processes.
 
 A pass is thousands of small products and sums, and after each of them all threads of one pass wait for the slowest and
 are woken again: on two cores that took a third of a step, and far more beside other work. Threads with a pass of their

@@ -38,6 +38,7 @@ class Need:
     processes_a_node: int | None = None
     """None: all processes are on one."""
     passes_at_once: int = 1
+    """Each of `tokens`."""
     pass_scale: float = 1.0
     """What a pass was found to take ÷ the sums of model/memory.py; 1 where none was simulated."""
 
@@ -73,9 +74,7 @@ class Need:
     def _held(self) -> dict[str, float]:
         on_device = self.device_kind != "cpu"
         parts = state_parts(self.train, self.facts, self.sharding, self.sharers, offload=on_device)
-        if (
-            self.passes_at_once > 1
-        ):  # each has its own, until they are added, and so has the one that waits for a thread
+        if self.passes_at_once > 1:  # of each, until it is added, and of one that is over before its turn
             parts["gradients"] += (self.passes_at_once + 1) * self.facts.trained_bytes
         return parts
 
