@@ -47,14 +47,16 @@ def evaluate(
     total = torch.zeros(2, dtype=exact, device=device)
     model.eval()
     try:
-        with torch.no_grad(), closing(batches.collated(work.passes, device)) as passes:
+        passes = batches.collated(work.passes, device)
+        with torch.no_grad(), closing(passes), closing(stepper.losses(passes, len(work.passes), meter.add)) as done:
             for _ in range(batches.rounds(work.rows)):
                 if any_rank(stop_wanted(), device):
                     return None
-                batch = next(passes, None)
-                if batch is None:  # another rank has more of them
+                one = next(done, None)
+                if one is None:  # another rank has more of them
                     continue
-                total[0] += stepper.loss_sum(batch, meter.add)
+                batch, loss = one
+                total[0] += loss
                 total[1] += batch.losses
                 tick(len(batch.rows))
     finally:

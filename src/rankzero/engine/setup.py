@@ -189,13 +189,13 @@ def build_session(
 
     borders = length_borders(spec, inputs)
 
-    def batches(dataset: Rows, at_once: int = 1) -> Batches:
+    def batches(dataset: Rows) -> Batches:
         made = Batches(
             dataset,
             collator,
             rank=world.rank,
             world_size=world.world_size,
-            max_tokens=memory.micro_batch_tokens * at_once,
+            max_tokens=memory.micro_batch_tokens,
             pass_cost=memory.pass_cost_tokens,
             same_passes=parallel.same_passes,
             slices=spec.train.context_parallel,
@@ -247,7 +247,7 @@ def build_session(
         parallel=parallel,
         stepper=stepper,
         train=steps_of(inputs.train, spec, schedule, world, batches),
-        eval=None if inputs.eval is None else batches(inputs.eval, memory.passes_at_once),
+        eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
         labels=inputs.labels,

@@ -39,6 +39,7 @@ class Lane:
 
     head: Head
     places: Places
+    model: torch.nn.Module
 
 
 _ONE_BY_ONE = "[TRAIN] passes are computed one by one: %s"
@@ -64,14 +65,14 @@ class OneByOne:
 class SideBySide:
     """Several at a time."""
 
-    def __init__(self, lane: Lane, model: torch.nn.Module, at_once: int, may: Callable[[MicroBatch], bool]) -> None:
-        """`model` is what `lane` computes with, on a CPU. `may` is asked of the first pass: it lets the lane find out
-        what it does once, before there are copies, and tells whether passes may be computed in any order. Raises
-        ValueError where something in the model cannot be copied."""
-        copy_lane(lane, model)
-        self._lane, self._model, self._may, self._at_once = lane, model, may, at_once
+    def __init__(self, lane: Lane, at_once: int, may: Callable[[MicroBatch], bool]) -> None:
+        """`lane` is on a CPU. `may` is asked of the first pass: it lets the lane find out what it does once, before
+        there are copies, and tells whether passes may be computed in any order. Raises ValueError where something in
+        the model cannot be copied."""
+        copy_lane(lane)
+        self._lane, self._may, self._at_once = lane, may, at_once
         self._lanes: SimpleQueue[Lane] | None = None
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trained = [parameter for parameter in lane.model.parameters() if parameter.requires_grad]
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="pass")
 
     def each(self, batches: Iterable[MicroBatch], loss: Loss) -> Generator[Done]:
@@ -95,7 +96,7 @@ class SideBySide:
         may, self._may = self._may, _never  # asked once, and not held: whoever asks holds this
         try:
             if may(first):
-                copies = [copy_lane(self._lane, self._model) for _ in range(self._at_once - 1)]
+                copies = [copy_lane(self._lane) for _ in range(self._at_once - 1)]
                 lanes: SimpleQueue[Lane] = SimpleQueue()
                 for lane in (self._lane, *copies):
                     lanes.put(lane)
@@ -110,13 +111,17 @@ class SideBySide:
     def _at_the_same_time(self, lanes: SimpleQueue[Lane], batches: Iterable[MicroBatch], loss: Loss) -> Generator[Done]:
         all_threads = torch.get_num_threads()
         of_each = max(1, all_threads // self._at_once)
+        with_gradients, training = torch.is_grad_enabled(), self._lane.model.training
         under_way: deque[Future[_Computed]] = deque()
 
         def compute(batch: MicroBatch) -> _Computed:
             torch.set_num_threads(of_each)
             lane = lanes.get()
             try:
-                return self._computed(batch, *loss(lane, batch))
+                if lane.model.training != training:
+                    lane.model.train(training)
+                with torch.set_grad_enabled(with_gradients):  # of a thread, and new ones have them
+                    return self._computed(batch, *loss(lane, batch))
             finally:
                 lanes.put(lane)
 
@@ -169,25 +174,25 @@ class _Known(torch.autograd.Function):
         return None, *gradients
 
 
-def lanes_for(lane: Lane, model: torch.nn.Module, at_once: int, may: Callable[[MicroBatch], bool]) -> SideBySide | None:
-    """What computes `at_once` passes of this model, on a CPU; None for a single one, or where it has no copies."""
+def lanes_for(lane: Lane, at_once: int, may: Callable[[MicroBatch], bool]) -> SideBySide | None:
+    """What computes `at_once` passes of a model, on a CPU; None for a single one, or where it has no copies."""
     if at_once == 1:
         return None
     try:
-        return SideBySide(lane, model, at_once, may)
+        return SideBySide(lane, at_once, may)
     except ValueError as error:
         logger.info(_ONE_BY_ONE, error)
         return None
 
 
-def copy_lane(lane: Lane, model: torch.nn.Module) -> Lane:
-    """The same with the weights of `model` and modules of its own; also buffers, some of which models write in each
+def copy_lane(lane: Lane) -> Lane:
+    """The same with the weights of its model and modules of its own; also buffers, some of which models write in each
     pass (how positions turn, by the longest row). Raises ValueError where a function in it would lead back to the
     modules that are copied, or where torch keeps weights that are computed in a pass for the whole process."""
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in lane.model.parameters()}
     shared[id(lane.places.unknown)] = lane.places.unknown  # which is told at the end of a step, of all of them
-    known = {id(module) for module in model.modules()} | {id(lane.head), id(lane.places)}
-    for name, module in model.named_modules():
+    known = {id(module) for module in lane.model.modules()} | {id(lane.head), id(lane.places)}
+    for name, module in lane.model.named_modules():
         if any(_leads_to(value, known) for value in vars(module).values()):
             raise ValueError(f"{name or type(module).__name__} has a function that knows its module")
         if isinstance(module, ParamWrapper) or is_parametrized(module):

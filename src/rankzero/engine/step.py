@@ -9,8 +9,9 @@ what is minimised, and not to the loss that is told.
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,7 +86,7 @@ class Stepper:
         trained."""
         self._head = head
         self._places = places
-        self._one_by_one = OneByOne(Lane(head, places))
+        self._one_by_one = OneByOne(Lane(head, places, parallel.module))
         self._side_by_side: SideBySide | None = None
         self._warned = False
         self._parallel = parallel
@@ -98,10 +99,10 @@ class Stepper:
         self._before = Passes(0.0, 0.0)
 
     def compute_side_by_side(self, at_once: int) -> None:
-        """Have so many passes of a step computed at the same time, on a CPU, where a step has several. For text, and
-        where adapters are all that is trained; a model that cannot be copied computes them one by one."""
-        lane, model = Lane(self._head, self._places), self._parallel.module
-        self._side_by_side = lanes_for(lane, model, at_once, self._draws_nothing)
+        """Have so many passes of a step or an evaluation computed at the same time, on a CPU, where it has several. For
+        text; a model that cannot be copied computes them one by one."""
+        lane = Lane(self._head, self._places, self._parallel.module)
+        self._side_by_side = lanes_for(lane, at_once, self._draws_nothing)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -121,6 +122,28 @@ class Stepper:
 
         with self.autocast():
             return (head or self._head).loss_sum(batch, of_logits)
+
+    def losses(
+        self, batches: Iterator[MicroBatch], count: int, seen: LogitsSeen
+    ) -> Generator[tuple[MicroBatch, torch.Tensor]]:
+        """`count` passes in their order, each with what `loss_sum` makes of it: of an evaluation. `seen` hears of
+        logits in any order, of one pass at a time."""
+        hears = threading.Lock()
+
+        def one_at_a_time(logits_NV: torch.Tensor, part: MicroBatch) -> None:
+            with hears:
+                seen(logits_NV, part)
+
+        def loss_of(lane: Lane, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+            loss = self.loss_sum(batch, one_at_a_time, lane.head)
+            return loss, loss
+
+        with closing(self._computing(count).each(batches, loss_of)) as done:
+            for batch, loss, _ in done:
+                yield batch, loss
+
+    def _computing(self, passes: int) -> OneByOne | SideBySide:
+        return (self._side_by_side if passes > 1 else None) or self._one_by_one
 
     def gradients(
         self,
@@ -207,8 +230,8 @@ class Stepper:
                 objective = objective + self._balance.loss(batch)
             return loss, objective * loss_scale
 
-        several = self._side_by_side if len(work.passes) > 1 and seen is None and self._balance is None else None
-        computing = several or self._one_by_one
+        alone = seen is not None or self._balance is not None  # what these add up has an order
+        computing = self._one_by_one if alone else self._computing(len(work.passes))
         with suppress_out_of_memory(), self._watch_generators():
             if self._balance is not None:
                 with closing(batches.collated(work.passes, self._device)) as passes:
@@ -227,13 +250,18 @@ class Stepper:
         return None
 
     def _draws_nothing(self, batch: MicroBatch) -> bool:
-        """Whether a pass takes no number from this process's stream: in which order several would is left to chance."""
-        few = first_tokens(batch)
-        before = _generators(self._device)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            _begin_pass(self._places, 0, few)
-            self.loss_sum(few)
-            return torch.equal(before, _generators(self._device))
+        """Whether a pass that trains takes no number from this process's stream: in which order several would is left
+        to chance."""
+        few, model = first_tokens(batch), self._parallel.module
+        before, training = _generators(self._device), model.training
+        model.train()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                _begin_pass(self._places, 0, few)
+                self.loss_sum(few)
+                return torch.equal(before, _generators(self._device))
+        finally:
+            model.train(training)
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:

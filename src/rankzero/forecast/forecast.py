@@ -27,8 +27,6 @@ from rankzero.spec.run_spec import Every, RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section, with_copies
 
-FEW_TRAINED = 0.05
-"""Share of a model's weights, of which each of several passes at a time may have a gradient of its own."""
 SURELY_FASTER = 0.1
 """Share of a step's time that recomputing has to save by shapes to be chosen: less is within their error."""
 
@@ -232,12 +230,11 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
 
 def _side_by_side(one_by_one: MemoryOutlook, spec: RunSpec, place: Place) -> MemoryOutlook:
     """The same, or on a CPU with several passes at a time, as long in all as one would be; a row that is longer makes
-    one alone. Only where adapters are all that is trained, and nothing but text goes through the model."""
+    one alone. Only where nothing but text goes through the model, and there is memory for gradients of each pass."""
     need, plan, facts = one_by_one.need, one_by_one.plan, one_by_one.need.facts
     at_once = next((count for count in PASSES_AT_ONCE if place.threads % count == 0), 1)
     may = place.kind == "cpu" and at_once > 1 and one_by_one.sharding == "ddp"
-    few = facts.adapters and facts.trainable <= FEW_TRAINED * facts.total  # each pass has gradients of its own
-    plain = few and facts.tower is None and facts.experts is None and spec.task_section.sequences == 1
+    plain = facts.tower is None and facts.experts is None and spec.task_section.sequences == 1
     plain = plain and spec.model.quantization == "none" and not spec.model.trust_remote_code
     if not may or not plain or spec.train.torch_compile or spec.train.meets_in_passes:
         return one_by_one

@@ -22,11 +22,14 @@ from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
+from rankzero.engine.evaluate import evaluate
 from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.parallel.masters import copies_in
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.side_by_side import Lane, SideBySide, copy_lane
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks import sft
+from rankzero.engine.tasks.sft import Perplexity
 from rankzero.errors import StoppedError
 from rankzero.model import varlen
 from rankzero.model.dropout import Places, place_dropout
@@ -36,6 +39,8 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 from tests.unit.engine.test_step import Rows
+
+CPU = torch.device("cpu")
 
 
 def many_rows() -> Rows:
@@ -67,6 +72,45 @@ def adapted(tiny: Path, *, dropout: float, packed: bool = False) -> tuple[Any, P
     return model.train(), places
 
 
+def whole(tiny: Path, *, dropout: float, packed: bool = False) -> tuple[Any, Places]:
+    """The same without adapters, its two tables in one, and all of it trained."""
+    torch.manual_seed(0)
+    varlen.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        tiny, attn_implementation=varlen.NAME if packed else "sdpa", tie_word_embeddings=True
+    )
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    places = Places(3)
+    place_dropout(model, places)
+    return model.train(), places
+
+
+def steps_of(
+    tiny: Path, at_once: int, *, made: Any, dropout: float, packed: bool, in_parts: bool, recomputed: bool
+) -> tuple[Stepper, Replicated, Batches]:
+    """What computes so many passes at once, with one thread each, and the passes."""
+    torch.set_num_threads(at_once)
+    model, places = made(tiny, dropout=dropout, packed=packed)
+    if recomputed:
+        recompute_blocks(model)
+    dtype = torch.bfloat16 if packed else torch.float32
+    computed = copies_in(model, dtype)
+    parallel = Replicated(
+        model,
+        lambda named: torch.optim.SGD(named.values()),
+        world=World(),
+        device=Device("cpu"),
+        dtype=computed,
+    )
+    head = SupervisedHead(model, model, in_parts=in_parts)
+    options: dict[str, Any] = {"device": CPU, "max_grad_norm": None, "dtype": dtype}
+    stepper = Stepper(head, parallel, sft.TASK, places=places, **options)
+    stepper.compute_side_by_side(at_once)
+    collator = PackedText() if packed else PaddedText()
+    plan = Batches(many_rows(), collator, rank=0, world_size=1, max_tokens=40, pass_cost=0, same_passes=False)
+    return stepper, parallel, plan
+
+
 def gradients(
     tiny: Path,
     at_once: int,
@@ -79,18 +123,9 @@ def gradients(
 ) -> tuple[list[float], dict[str, torch.Tensor], list[tuple[int, ...]]]:
     """Losses of some steps over the same rows, the gradients of the last one, and the rows of its passes in the order
     in which they were taken."""
-    torch.set_num_threads(at_once)  # so that each pass has one
-    model, places = made(tiny, dropout=dropout, packed=packed)
-    if recomputed:
-        recompute_blocks(model)
-    parallel = Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu"))
-    head = SupervisedHead(model, model, in_parts=in_parts)
-    options: dict[str, Any] = {"device": torch.device("cpu"), "max_grad_norm": None}
-    options["dtype"] = torch.bfloat16 if packed else torch.float32
-    stepper = Stepper(head, parallel, sft.TASK, places=places, **options)
-    stepper.compute_side_by_side(at_once)
-    collator = PackedText() if packed else PaddedText()
-    plan = Batches(many_rows(), collator, rank=0, world_size=1, max_tokens=40, pass_cost=0, same_passes=False)
+    stepper, parallel, plan = steps_of(
+        tiny, at_once, made=made, dropout=dropout, packed=packed, in_parts=in_parts, recomputed=recomputed
+    )
     losses, taken = [], list[tuple[int, ...]]()
     for step in range(2):
         parallel.zero_grad()
@@ -115,6 +150,8 @@ def gradients(
         pytest.param({"recomputed": True}, id="recomputed"),
         pytest.param({"dropout": 0.0}, id="no dropout"),
         pytest.param({"packed": True}, id="bfloat16, rows end to end"),
+        pytest.param({"made": whole, "dropout": 0.0}, id="all weights"),
+        pytest.param({"made": whole, "dropout": 0.0, "packed": True}, id="all weights, copies in bfloat16"),
     ],
 )
 def test_numbers_are_those_of_one_by_one(how: dict[str, Any], tiny: Path) -> None:
@@ -128,9 +165,80 @@ def test_numbers_are_those_of_one_by_one(how: dict[str, Any], tiny: Path) -> Non
             assert torch.equal(found[name], gradient), name
 
 
+class Heard(Perplexity):
+    """What a meter is told: how many targets, and of how many passes at the same time."""
+
+    def __init__(self) -> None:
+        self.targets, self.most, self._now = 0, 0, 0
+
+    def add(self, logits_NV: torch.Tensor, batch: Any) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        self.targets += len(logits_NV)
+        threading.Event().wait(0.001)  # others may come
+        self._now -= 1
+
+
+@pytest.mark.parametrize("first", ["a step", "an evaluation"])
+def test_an_evaluation_is_that_of_one_by_one(first: str, tiny: Path) -> None:
+    """No copy drops anything in it, and each does again in the step after it."""
+
+    def seen(at_once: int) -> tuple[list[dict[str, float]], list[float], dict[str, torch.Tensor]]:
+        how: dict[str, Any] = {"made": adapted, "packed": False, "in_parts": True, "recomputed": False}
+        stepper, parallel, plan = steps_of(tiny, at_once, dropout=0.3, **how)
+        evaluations, losses = list[dict[str, float]](), list[float]()
+
+        def look() -> None:
+            meter = Heard()
+            found = evaluate(
+                parallel.model, stepper, plan, CPU, lambda _rows: None, stop_wanted=lambda: False, meter=meter
+            )
+            assert found is not None and meter.targets == found.targets and meter.most == 1
+            assert all(module.training for module in parallel.model.modules())
+            evaluations.append(found.metrics)
+
+        if first == "an evaluation":
+            look()
+        for step in range(2):
+            parallel.zero_grad()
+            work = plan.everything()
+            result = stepper.gradients(plan, work, step, stop_wanted=False, on_pass=lambda *_: None)
+            assert result is not None
+            losses.append(result.loss)
+            look()
+        return evaluations, losses, dict(parallel.gradients())
+
+    evaluations, losses, wanted = seen(1)
+    assert len({found["eval_loss"] for found in evaluations}) == 1 and losses[0] != losses[1]
+    found_evaluations, found_losses, found = seen(2)
+    assert found_evaluations == evaluations and found_losses == losses
+    assert all(torch.equal(found[name], gradient) for name, gradient in wanted.items())
+
+
+def test_an_evaluation_that_is_to_stop_leaves_nothing_under_way(tiny: Path) -> None:
+    how: dict[str, Any] = {"made": adapted, "packed": False, "in_parts": True, "recomputed": False}
+    stepper, parallel, plan = steps_of(tiny, 2, dropout=0.0, **how)
+    over, losses = list[int](), stepper.loss_sum
+
+    def count(batch: Any, *more: Any) -> torch.Tensor:
+        loss = losses(batch, *more)
+        over.append(len(batch.rows))
+        return loss
+
+    stepper.loss_sum = count  # type: ignore[method-assign]
+    taken = list[int]()
+    found = evaluate(
+        parallel.model, stepper, plan, CPU, taken.append, stop_wanted=lambda: len(taken) == 2, meter=Perplexity()
+    )
+    begun = len(over)
+    assert found is None and parallel.model.training
+    assert begun <= 1 + len(taken) + 3, "that of the look, and those that were under way"
+    assert len(plan.everything().passes) > begun and torch.get_num_threads() == 2
+
+
 def lane_of(tiny: Path) -> tuple[Lane, Any]:
     model, places = adapted(tiny, dropout=0.0)
-    return Lane(SupervisedHead(model, model), places), model
+    return Lane(SupervisedHead(model, model), places, model), model
 
 
 def always(_first: Any) -> bool:
@@ -150,7 +258,7 @@ def test_what_is_first_ready_waits_for_its_turn(tiny: Path) -> None:
         seen.append(batch)
         return weight.sum(), weight.sum()
 
-    side_by_side = SideBySide(lane, model, 2, always)
+    side_by_side = SideBySide(lane, 2, always)
     found: list[Any] = [batch for batch, *_ in side_by_side.each(["first", "second", "third"], loss)]  # type: ignore[list-item]
     assert found == ["first", "second", "third"] and seen.index("second") < seen.index("first")
 
@@ -158,7 +266,7 @@ def test_what_is_first_ready_waits_for_its_turn(tiny: Path) -> None:
 def test_a_pass_that_fails_is_raised_when_the_others_are_over(tiny: Path) -> None:
     lane, model = lane_of(tiny)
     side_by_side, begun, go, over = (
-        SideBySide(lane, model, 2, always),
+        SideBySide(lane, 2, always),
         threading.Event(),
         threading.Event(),
         list[str](),
@@ -186,7 +294,7 @@ def test_a_pass_that_fails_is_raised_when_the_others_are_over(tiny: Path) -> Non
 
 def test_a_copy_has_the_weights_and_nothing_else_of_the_model(tiny: Path) -> None:
     lane, model = lane_of(tiny)
-    copied: Any = copy_lane(lane, model)
+    copied: Any = copy_lane(lane)
     assert copied.places is not lane.places and copied.places.unknown is lane.places.unknown
     own, others = dict(model.named_parameters()), dict(copied.head._module.named_parameters())
     assert own.keys() == others.keys() and all(others[name] is weight for name, weight in own.items())
@@ -213,7 +321,7 @@ def test_a_function_that_knows_its_module_is_not_copied(way: str, tiny: Path) ->
     else:
         layer.forward = ways[way]
     with pytest.raises(ValueError, match=r"layers\.0 has a function that knows its module"):
-        copy_lane(lane, model)
+        copy_lane(lane)
 
 
 class Twice(torch.nn.Module):
@@ -226,12 +334,12 @@ def test_weights_that_are_computed_in_each_pass_are_not_copied(tiny: Path) -> No
     lane, model = lane_of(tiny)
     torch.nn.utils.parametrize.register_parametrization(model.get_base_model().lm_head, "weight", Twice())
     with pytest.raises(ValueError, match="lm_head computes its weights"):
-        copy_lane(lane, model)
+        copy_lane(lane)
 
 
 def test_a_pass_that_is_interrupted_is_waited_for(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane, model = lane_of(tiny)
-    side_by_side, go, over = SideBySide(lane, model, 2, always), threading.Event(), list[str]()
+    side_by_side, go, over = SideBySide(lane, 2, always), threading.Event(), list[str]()
     weight, result = next(p for p in model.parameters() if p.requires_grad), Future.result
 
     def loss(_lane: Lane, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -281,18 +389,24 @@ def test_a_model_that_draws_computes_one_pass_after_the_other(tiny: Path, monkey
 def wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of the tiny model count as worth a thread."""
     monkeypatch.setattr("rankzero.forecast.forecast.WORTH_A_THREAD", 0)
-    monkeypatch.setattr("rankzero.forecast.forecast.FEW_TRAINED", 1.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
 
-def spec_of(tmp_path: Path, tiny: Path) -> RunSpec:
+ADAPTERS: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.2}}
+ALL_WEIGHTS: dict[str, Any] = {"lora": None, "model__dtype": "bfloat16"}
+
+
+def spec_of(tmp_path: Path, tiny: Path, **what: Any) -> RunSpec:
     train = {"max_steps": 6, "micro_batch_tokens": 64, "global_batch_size": 12, "learning_rate": 0.01, "seed": 5}
-    return small_spec(tmp_path, tiny, lora={"r": 4, "dropout": 0.2}, train=train)
+    return small_spec(tmp_path, tiny, train=train, **(what or ADAPTERS))
 
 
-def test_a_run_goes_on_bit_for_bit(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", [pytest.param(ADAPTERS, id="adapters"), pytest.param(ALL_WEIGHTS, id="all weights")])
+def test_a_run_goes_on_bit_for_bit(
+    what: dict[str, Any], tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, bfloat16_computed: None
+) -> None:
     wide_enough(monkeypatch)
-    whole, cut = (spec_of(tmp_path / name, tiny) for name in ("whole", "cut"))
+    whole, cut = (spec_of(tmp_path / name, tiny, **what) for name in ("whole", "cut"))
     run_here(whole, log_level="INFO")
     assert "2 passes at a time" in " ".join(log(whole).split())
     for step in (2, 5):
@@ -317,22 +431,6 @@ def test_going_on_with_another_number_at_a_time_is_said(
     run_here(spec, log_level="INFO")
     assert "not bit-exactly: passes at once: 2 before, 1 now\n" in log(spec)
     assert (run_root(spec) / "final").is_dir()
-
-
-def test_evaluations_have_passes_as_long_as_all_at_once(
-    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide_enough(monkeypatch)
-    made = list[int]()
-
-    class Seen(Batches):
-        def __init__(self, *args: Any, max_tokens: int, **more: Any) -> None:
-            made.append(max_tokens)
-            super().__init__(*args, max_tokens=max_tokens, **more)
-
-    monkeypatch.setattr("rankzero.engine.setup.Batches", Seen)
-    run_here(spec_of(tmp_path, tiny))
-    assert made == [64, 128], "of steps, and of evaluations, which keep no activations"
 
 
 def test_what_computes_passes_holds_nobody_who_holds_it(tiny: Path) -> None:

@@ -53,10 +53,18 @@ def test_long_rows_at_once_take_their_memory_or_are_one_by_one() -> None:
     assert short.plan.passes_at_once == 1 and short.plan.micro_batch_tokens == one.plan.micro_batch_tokens
 
 
+def test_all_weights_have_gradients_of_each_pass_or_go_one_by_one() -> None:
+    whole = make_spec()
+    one, two = looked_at(whole, threads=1), looked_at(whole)
+    assert two.plan.passes_at_once == 2
+    assert two.need.parts["gradients"] == one.need.parts["gradients"] + 3 * one.need.facts.trained_bytes
+    short = looked_at(whole, limit=round((one.need.bytes + one.need.facts.trained_bytes) / 0.85))
+    assert short.plan == one.plan
+
+
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(make_spec(), id="gradients of all weights"),
         pytest.param(lora("nf4"), id="packed weights"),
         pytest.param(lora(sharding="fsdp"), id="spread weights"),
         pytest.param(lora(torch_compile=True), id="compiled blocks"),
