@@ -45,7 +45,6 @@ def environment(directory: Path) -> dict[str, str]:
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),  # rankzero's default: little spinning, little noise
         "HF_HOME": str(directory / "hf"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(usable_cores()),  # accelerate, under TRL, would take one thread
