@@ -29,21 +29,22 @@ quickstart: $(VENV)/.train
 
 # Everything but what has a target of its own: DeepSpeed, whose installation alone takes minutes, what streams for an
 # hour, and what takes long and is shown quicker by something else.
-ALL_TESTS := not deepspeed and not streaming_large and not trackers and not sweep_kills and not vllm
+ELSEWHERE := streaming_large or trackers or sweep_kills or vllm
 # Each worker would rewrite all tests' assertions, a quarter of a minute: that is done once, on a core that lint leaves
 # alone. What cannot be collected is told by the tests themselves.
 test: $(VENV)/.dev
 	$(PYTESTS) -n 0 --collect-only -qq > /dev/null 2>&1 & $(MAKE) lint; linted=$$?; wait; exit $$linted
-	$(PYTESTS) -m "$(ALL_TESTS) and not slow"
+	$(PYTESTS) -m "not (deepspeed or slow or $(ELSEWHERE))"
 
-test-slow: $(VENV)/.dev
-	$(PYTESTS) -m "$(ALL_TESTS) and slow"
+# Of DeepSpeed too.
+test-slow: $(VENV)/.deepspeed
+	$(PYTESTS) -m "slow and not ($(ELSEWHERE))"
 
 # Named by their directories, since to look for them among all tests takes a minute. Test by test: a third of their time
 # is one file's, and what tests of a file share takes moments.
 DEEPSPEED_TESTS := tests/distributed tests/gpu
 test-deepspeed: $(VENV)/.deepspeed
-	$(PYTESTS) --dist load -m deepspeed $(DEEPSPEED_TESTS)
+	$(PYTESTS) --dist load -m "deepspeed and not slow" $(DEEPSPEED_TESTS)
 
 # MLflow's server and Trackio bring an older pyarrow and pillow, so they have an environment of their own.
 test-trackers: $(VENV)-trackers/.installed

@@ -26,6 +26,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a job that a scri
 look_seldom()  # while a million objects are made that stay: modules and what is collected of them
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what slow.txt names. Raises UsageError where a file of which all tests are collected lacks one of those."""
+    lines = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+    slow = {line for line in lines if line and not line.startswith("#")}
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
+    if not any("::" in argument for argument in config.args):
+        whole = {item.nodeid.partition("::")[0] for item in items}
+        lost = sorted(slow - {item.nodeid for item in items})
+        if gone := [name for name in lost if name.partition("::")[0] in whole]:
+            raise pytest.UsageError("tests/slow.txt names what is no test: " + ", ".join(gone))
+
+
 def pytest_collection_finish() -> None:
     """What is there now stays to the end, in each of pytest-xdist's workers too."""
     look_as_usual()
