@@ -1,6 +1,6 @@
 """What each switch of a step gives: the step as rankzero makes it by default, and with one switch turned, in turns.
 
-    python benchmarks/switches.py [--layers 30] [--rounds 2] [--threads 2]
+    python benchmarks/switches.py [--layers 30] [--rounds 2] [--threads 2] [--only NAME …]
 
 The model is SmolLM2-135M's shape with random weights, rows and adapters those of smoke.py; nothing is downloaded. Wall
 time and CPU time of a step, medians, and how many times the default's wall time that is. Neighbours weigh on the first
@@ -26,15 +26,17 @@ from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
 from rankzero.engine.device import Device, computes_bfloat16
 from rankzero.engine.distributed import World
+from rankzero.engine.evaluate import evaluate
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks import sft
+from rankzero.engine.tasks.sft import Perplexity
 from rankzero.model import block_attention, varlen
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.fused_lora import fuse_adapters
-from rankzero.model.memory import CPU_PASS_COST, CPU_TOKENS
+from rankzero.model.memory import CPU_PASS_COST, CPU_TOKENS, PASSES_AT_ONCE
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR = (*TARGETS, "gate_proj", "up_proj", "down_proj")
@@ -48,6 +50,8 @@ class Switches:
     attention: str = "varlen"
     packed: bool = True
     tokens: int = CPU_TOKENS[0]
+    at_once: int = 1
+    """Passes that are computed at the same time, each of so many tokens."""
     dropout: float = 0.0
     fused: bool = True
     in_parts: bool = True
@@ -55,37 +59,44 @@ class Switches:
     compiled: bool = False
     targets: tuple[str, ...] = TARGETS
     full: bool = False
+    evaluation: bool = False
+    """Of the same rows, in place of a step."""
 
 
-def variants(dtype: torch.dtype) -> dict[str, Switches]:
+def variants(dtype: torch.dtype, threads: int) -> dict[str, Switches]:
     """The default first."""
-    usual = Switches(dtype)
+    at_once = next((count for count in PASSES_AT_ONCE if threads % count == 0), 1)
+    usual = Switches(dtype, at_once=at_once, tokens=CPU_TOKENS[0] // at_once)
     if dtype is torch.float32:
         usual = replace(usual, attention="sdpa", packed=False)
+    one = {"at_once": 1, "tokens": CPU_TOKENS[0]}
     padded = {"attention": "sdpa" if dtype is torch.float32 else "blocks", "packed": False}
     found = {
         "the default": usual,
         "`train.padding_free: false`": replace(usual, **padded),  # type: ignore[arg-type]
         "`train.padding_free: true`": replace(usual, attention="varlen", packed=True),
         "`train.padding_free: false`, `model.attention: sdpa`": replace(usual, attention="sdpa", packed=False),
-        "`train.micro_batch_tokens: 512`": replace(usual, tokens=512),
-        "`train.micro_batch_tokens: 2048`": replace(usual, tokens=2048),
+        "passes one by one": replace(usual, **one),  # type: ignore[arg-type]
+        "`train.micro_batch_tokens: 256`": replace(usual, tokens=256),
+        "`train.micro_batch_tokens: 1024`": replace(usual, tokens=1024),
         "`lora.dropout: 0.05`": replace(usual, dropout=0.05),
         "`lora.target_modules: all-linear`": replace(usual, targets=LINEAR),
         "peft's own adapters": replace(usual, fused=False),
         "logits of a pass at once": replace(usual, in_parts=False),
         "`train.gradient_checkpointing: true`": replace(usual, recomputing=True),
-        "`train.torch_compile: true`": replace(usual, compiled=True),
+        "`train.torch_compile: true`": replace(usual, compiled=True, **one),  # type: ignore[arg-type]
         "full fine-tuning": replace(usual, full=True),
+        "full fine-tuning, passes one by one": replace(usual, full=True, **one),  # type: ignore[arg-type]
+        "an evaluation": replace(usual, evaluation=True),
+        "an evaluation, passes one by one": replace(usual, evaluation=True, **one),  # type: ignore[arg-type]
     }
     if dtype is not torch.float32:
-        float32 = Switches(torch.float32, attention="sdpa", packed=False)
-        found["`model.dtype: float32`"] = float32
+        found["`model.dtype: float32`"] = replace(usual, dtype=torch.float32, attention="sdpa", packed=False)
     return {name: one for name, one in found.items() if name == "the default" or one != usual}
 
 
 def make_step(switches: Switches, layers: int) -> Callable[[], None]:
-    """A step of it on the rows of smoke.py."""
+    """A step of it, or an evaluation, on the rows of smoke.py."""
     rows = Rows()
     batches = Batches(
         rows,  # type: ignore[arg-type]
@@ -111,6 +122,10 @@ def make_step(switches: Switches, layers: int) -> Callable[[], None]:
         places=places,
         balance=None,
     )
+    stepper.compute_side_by_side(switches.at_once)
+
+    def evaluation() -> None:
+        evaluate(model, stepper, batches, CPU, lambda _rows: None, stop_wanted=lambda: False, meter=Perplexity())
 
     def step() -> None:
         if stepper.gradients(batches, work, 0, stop_wanted=False, on_pass=lambda *_: None) is None:
@@ -118,7 +133,7 @@ def make_step(switches: Switches, layers: int) -> Callable[[], None]:
         parallel.step()
         parallel.zero_grad()
 
-    return step
+    return evaluation if switches.evaluation else step
 
 
 def make_model(switches: Switches, layers: int, places: Places) -> Any:
@@ -158,12 +173,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=2, help="measured steps of each, each after one that is not")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", action="append", default=[], help="beside the default, those with this in their name")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     varlen.register()
     block_attention.register()
     dtype = torch.bfloat16 if computes_bfloat16(Device("cpu")) else torch.float32
-    steps = {name: make_step(switches, given.layers) for name, switches in variants(dtype).items()}
+    wanted = ("the default", *given.only) if given.only else ("",)
+    found = {name: how for name, how in variants(dtype, given.threads).items() if any(one in name for one in wanted)}
+    steps = {name: make_step(switches, given.layers) for name, switches in found.items()}
     wall: dict[str, list[float]] = {name: [] for name in steps}
     spent: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(given.rounds):
