@@ -230,11 +230,13 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> M
 
 def _side_by_side(one_by_one: MemoryOutlook, spec: RunSpec, place: Place) -> MemoryOutlook:
     """The same, or on a CPU with several passes at a time, as long in all as one would be; a row that is longer makes
-    one alone. Only where nothing but text goes through the model, and there is memory for gradients of each pass."""
+    one alone. Only where nothing but text goes through the model, and there is memory for gradients of each pass; and
+    of several processes, which add up gradients beside the last pass, where those are few."""
     need, plan, facts = one_by_one.need, one_by_one.plan, one_by_one.need.facts
     at_once = next((count for count in PASSES_AT_ONCE if place.threads % count == 0), 1)
     may = place.kind == "cpu" and at_once > 1 and one_by_one.sharding == "ddp"
-    plain = facts.tower is None and facts.experts is None and spec.task_section.sequences == 1
+    plain = facts.adapters or place.world_size == 1
+    plain = plain and facts.tower is None and facts.experts is None and spec.task_section.sequences == 1
     plain = plain and spec.model.quantization == "none" and not spec.model.trust_remote_code
     if not may or not plain or spec.train.torch_compile or spec.train.meets_in_passes:
         return one_by_one

@@ -60,6 +60,7 @@ def test_all_weights_have_gradients_of_each_pass_or_go_one_by_one() -> None:
     assert two.need.parts["gradients"] == one.need.parts["gradients"] + 3 * one.need.facts.trained_bytes
     short = looked_at(whole, limit=round((one.need.bytes + one.need.facts.trained_bytes) / 0.85))
     assert short.plan == one.plan
+    assert looked_at(whole, world_size=2).plan.passes_at_once == 1, "gradients are added up beside the last pass"
 
 
 @pytest.mark.parametrize(
