@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from signal import Signals
 
 
 def first_line(error: BaseException) -> str:
@@ -24,6 +25,12 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 def counted(count: int, one: str, several: str | None = None) -> str:
     """`1 pod`, `3 pods` or `1,200 rows`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def signal_name(code: int) -> str:
+    """SIGKILL, of the exit code that says so: a program's that it ended, or a shell's that ran one. Of another: ""."""
+    number = -code if code < 0 else code - 128
+    return Signals(number).name if number in set(Signals) else ""
 
 
 def named_counts(counts: Mapping[str, int], most: int = 8) -> list[str]:

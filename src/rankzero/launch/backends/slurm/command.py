@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 from rankzero.launch.silence import SilentError
+from rankzero.wording import signal_name
 
 _UTC = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 """Slurm writes times of the zone that its commands are in."""
@@ -107,14 +108,14 @@ class Slurm:
         AccessError or ConfigError."""
         answer = self._execute(arguments, text, self._env if env is None else env)
         if answer.code != 0:
-            raise refusal(arguments[0], answer.err)
+            raise refusal(arguments[0], answer)
         return answer.out
 
     def cancel(self, *arguments: str) -> None:
         """scancel; a job that is ending already, or has ended, is told nothing. Raises as `call`."""
         answer = self._execute(("scancel", *arguments), "", self._env)
         if answer.code != 0 and not _ENDING.search(answer.err):
-            raise refusal("scancel", answer.err)
+            raise refusal("scancel", answer)
 
     def jobs(self, ids: Sequence[str]) -> dict[str, Job]:
         """Those that Slurm still knows, by their id: from its queue, else from its accounting where it has one."""
@@ -125,7 +126,7 @@ class Slurm:
         asked = ("squeue", "--noheader", "--states=all", f"--jobs={wanted}", f"--Format={columns}")
         answer = self._execute(asked, "", {**self._env, **_UTC})
         if answer.code != 0 and not _ABSENT.search(answer.err):
-            raise refusal("squeue", answer.err)
+            raise refusal("squeue", answer)
         found = {job.id: job for job in read_queue(answer.out)}
         forgotten = [one for one in dict.fromkeys(ids) if one not in found]
         return {**self._accounted(forgotten), **found}
@@ -234,10 +235,13 @@ _UNCONFIGURED = re.compile(r"process configuration file|ClusterName needs|cannot
 _FORBIDDEN = re.compile(r"access/permission denied|not permitted to use|invalid user|operation not permitted", re.I)
 
 
-def refusal(program: str, err: str) -> RankzeroError:
-    """The error for what a failed command said."""
-    lines = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line) for line in err.strip().splitlines()]
+def refusal(program: str, answer: Answer) -> RankzeroError:
+    """The error for what a failed command said. One that a signal ended has refused nothing: Slurm may have heard."""
+    lines = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line) for line in answer.err.strip().splitlines()]
     said = "; ".join(dict.fromkeys(line for line in lines if line)) or "it gave no reason"
+    if ended := signal_name(answer.code):
+        told = f": {said}" if answer.err.strip() else ""
+        return ServiceError(f"{program} was ended by {ended}{told}", where="Slurm", hint="give the same command again")
     is_silent = _SILENT.search(said) is not None
     if is_silent or _UNCONFIGURED.search(said):
         hint = "see `scontrol ping` and `sinfo`; SLURM_CONF names the file that says where the controller is"

@@ -116,7 +116,7 @@ def test_a_cluster_without_accounting_has_forgotten_it() -> None:
     ],
 )
 def test_a_refusal_names_the_field(said: str, kind: str, where: str) -> None:
-    error = refusal("sbatch", said + "\n")
+    error = refusal("sbatch", Answer(1, "", said + "\n"))
     (problem,) = error.problems
     assert type(error).__name__ == kind and problem.where.endswith(where) and problem.hint
     assert said.rpartition(": ")[2].strip() in problem.what

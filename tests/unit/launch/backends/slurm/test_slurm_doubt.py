@@ -127,3 +127,26 @@ def test_an_sbatch_that_never_ran_leaves_no_doubt(site: Site, monkeypatch: pytes
         site.submit()
     assert not RunState(site.root / "slurm/r").is_in_doubt and site.backend.runs() == []
     assert not [line for line in site.said if "is not known" in line]
+
+
+@pytest.mark.parametrize("ends", ["kill -9 $$", "echo 'sbatch: lua: partition gpu' >&2; kill -9 $$", "exit 137"])
+def test_an_sbatch_that_a_signal_ended_has_refused_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """By itself, or within a script that stands in for it: it may have handed the job over by then."""
+    (program := site.root / "sbatch").write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    taken = site.slurm._sbatch
+
+    def sbatch(*given: Any) -> Answer:
+        taken(*given)
+        Slurm({}).call(str(program), env={})
+        raise AssertionError("it failed")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(site.slurm, "_sbatch", sbatch)
+        with pytest.raises(ServiceError, match="was ended by SIGKILL"):
+            site.submit()
+    assert RunState(site.root / "slurm/r").is_in_doubt and "`rankzero cancel r`" in site.said[-1]
+    site.submit()
+    assert [job.state for job in site.slurm.jobs.values()] == ["CANCELLED", "PENDING"]
