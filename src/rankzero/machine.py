@@ -209,7 +209,7 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
     asked = "--query-gpu=name,memory.total,memory.free,compute_cap,uuid"
     command = ["nvidia-smi", asked, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = _asked(command)
         return tuple(_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 4)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return ()
@@ -245,12 +245,17 @@ def _means(entry: str, number: int, gpu: Gpu) -> bool:
 def _nvidia_count() -> int:
     if shutil.which("nvidia-smi"):
         try:
-            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+            done = _asked(["nvidia-smi", "-L"])
         except (OSError, subprocess.TimeoutExpired):
             return 0
         return sum(1 for line in done.stdout.splitlines() if line.startswith("GPU "))
     devices = Path("/dev")
     return sum(1 for entry in devices.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", entry.name))
+
+
+def _asked(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """In a group of its own: ended by a terminal's Ctrl-C it would say that there is no GPU."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, process_group=0)
 
 
 def _amd_count() -> int:

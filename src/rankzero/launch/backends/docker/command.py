@@ -125,10 +125,14 @@ class Docker:
 
 
 def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """Start a command and read its output, both channels, as it comes. The caller ends it."""
+    """Start a command and read its output, both channels, as it comes. It does not hear Ctrl-C: the caller ends it."""
     try:
         process = subprocess.Popen(
-            [PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [PROGRAM, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
         )
     except FileNotFoundError as error:
         raise _absent() from error
@@ -237,6 +241,7 @@ def _execute(arguments: Sequence[str], env: Mapping[str, str]) -> Answer:
             capture_output=True,
             check=False,
             env={**os.environ, **env},
+            process_group=0,  # Ctrl-C is for whoever asked: it may want the answer all the same
         )
     except FileNotFoundError as error:
         raise _absent() from error

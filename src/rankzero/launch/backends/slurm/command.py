@@ -259,7 +259,14 @@ def refusal(program: str, answer: Answer) -> RankzeroError:
 
 def _execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
     try:
-        done = subprocess.run(arguments, input=text.encode(), capture_output=True, check=False, env=dict(env))
+        done = subprocess.run(
+            arguments,
+            input=text.encode(),
+            capture_output=True,
+            check=False,
+            env=dict(env),
+            process_group=0,  # Ctrl-C is for whoever asked: it may want the answer all the same
+        )
     except FileNotFoundError as error:
         hint = "submit from a login node of the cluster, or choose another cluster"
         what = f"there is no {arguments[0]} command on this machine"
