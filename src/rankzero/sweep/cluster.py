@@ -174,7 +174,7 @@ class _Submitted:
         self._next = 0.0
         self._stopping: threading.Thread | None = None
         self._deaf = False
-        """Whether it cannot be asked to stop."""
+        """Whether it cannot be asked to stop, or does not show that it has."""
         self._status: RunStatus | None = None
         self._hidden = ""
         """What was not permitted of the last look, where that leaves open whether the run is there."""
@@ -186,12 +186,20 @@ class _Submitted:
         return not self._deaf and (self._status is None or not (self._status.is_over or _is_deleted(self._status)))
 
     def _look(self) -> None:
-        """Raises ServiceError where the place has not answered for long."""
+        """Raises ServiceError where the place has not answered for long, unless it is asked to stop the run: where that
+        is done, nobody waits for an end that cannot be seen."""
         try:
             evidence = self._backend.collect(self._plan.name)
             self._status, self._hidden = run_status(evidence), _hidden(evidence, self._plan.kind)
         except ServiceError as error:
-            self._silence.goes_on(error)
+            try:
+                self._silence.goes_on(error)
+            except ServiceError:
+                if self._stopping is None:
+                    raise
+                if not self._stopping.is_alive() and not self._deaf:
+                    self._say(f"{self._plan.name} was asked to stop; its end cannot be seen: {error.problems[0]}")
+                    self._deaf = True
         else:
             self._silence.is_over()
 

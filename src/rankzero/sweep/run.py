@@ -19,6 +19,7 @@ from rankzero.errors import (
     NonFiniteError,
     Problem,
     RankzeroError,
+    ServiceError,
     StoppedError,
     StorageError,
 )
@@ -166,9 +167,16 @@ class SweepRun:
             return
         try:
             one.start = self._trainer.start(one.spec, one.slot, self._known(one))
-        except StorageError as error:  # the others save before the sweep ends
-            self._lost = self._lost or error
+        except (StorageError, ServiceError) as error:  # the others save before the sweep ends
+            self._lose(error)
             self._leave(one)
+
+    def _lose(self, error: StorageError | ServiceError) -> None:
+        """No trial goes on. Raises a ServiceError at once where nobody has asked to stop: what a place runs goes on
+        there though it does not answer, and the next start takes it up."""
+        if isinstance(error, ServiceError) and not self._stopping:
+            raise error
+        self._lost = self._lost or error
 
     def _known(self, one: _Running) -> Known:
         trial = one.trial
@@ -184,7 +192,12 @@ class SweepRun:
 
     def _look(self, one: _Running, start: TrialStart) -> None:
         """Record what is new of a trial that was started."""
-        running = start.running()  # first, so that what it wrote last is read after it has ended
+        try:
+            running = start.running()  # first, so that what it wrote last is read after it has ended
+        except ServiceError as error:
+            self._lose(error)
+            start.stop()
+            return
         unread: RankzeroError | None = None
         if not one.pruned:
             try:

@@ -28,7 +28,8 @@ class TrialStart(Protocol):
     """One start of a trial's run."""
 
     def running(self) -> bool:
-        """Whether anything of it is alive; called again and again, it also looks after what is."""
+        """Whether anything of it is alive; called again and again, it also looks after what is. Raises ServiceError
+        where that cannot be seen, and no more once it has been asked to stop."""
 
     def evaluations(self) -> list[float]:
         """What the run has scored so far, in order, without its evaluation before the first step and the one that

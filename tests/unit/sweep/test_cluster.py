@@ -35,12 +35,14 @@ from rankzero.launch.status import RunStatus, run_status
 from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import resolve
+from rankzero.spec.run_spec import RunSpec
 from rankzero.sweep import cluster as there
 from rankzero.sweep import run as loop
-from rankzero.sweep.trainer import Known
+from rankzero.sweep.record import Record
+from rankzero.sweep.trainer import Known, TrialStart
 from tests.support.fake_cluster import FakeCluster, life
 from tests.support.fake_cluster.store import KINDS
-from tests.support.sweeps import written
+from tests.support.sweeps import sweep_of, written
 from tests.unit.cli.conftest import CLUSTER
 
 RUN = {"model": {"name": "o/m"}, "data": {"train": "rows.jsonl", "eval": {"fraction": 0.5}}, "lora": {"r": 8}}
@@ -574,6 +576,45 @@ def test_all_trials_are_told_to_stop_before_one_is_waited_for() -> None:
         trial._stopping.join()
     assert sorted(place.told) == ["a", "b"] and len(said) == 1 and "a cannot be asked to stop" in said[0]
     assert not trials[0].running() and isinstance(trials[0].failure(), StoppedError)
+
+
+@pytest.mark.parametrize("when", ["it is looked at", "another is started"])
+def test_a_place_that_fails_while_a_sweep_is_stopped_is_told_to_stop_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A program that asks it may have ended of the same signal."""
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(there, "run_status", lambda evidence: replace(run_status(evidence), phase="Running"))
+    place, said = Place(), list[str]()
+    place.all_told.set()
+    count = 2 if when == "it is looked at" else 3
+
+    def fail() -> None:
+        place.collect = place.submit = failing  # type: ignore[method-assign, assignment]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def failing(*_given: object, **_options: object) -> Evidence:
+        raise ServiceError("docker ps was ended by SIGINT")
+
+    class Trainer(there.OnCluster):
+        def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
+            if slot == 2:
+                fail()
+            started = super().start(spec, slot, known)
+            if slot == 1 and count == 2:
+                fail()
+            return started
+
+    settings = ["num_nodes=1", "image=i", f"storage.outputs={{mount: {tmp_path}, claim: c}}"]
+    spec = load_cluster_spec(None, settings, env={}).spec
+    trainer = Trainer(cast("Backend", place), spec, tmp_path, "me", said.append)
+    sweep = sweep_of(tmp_path, parameters={"lora.r": {"values": [2, 4, 8]}}, sampler="grid", trials=3)
+    sweep.directory.mkdir(parents=True, exist_ok=True)
+    record = Record(sweep, sweep.directory / "study.db")
+    with pytest.raises(ServiceError, match="ended by SIGINT"):
+        loop.SweepRun(sweep, record, trainer, count, said.append).to_its_end()
+    assert sorted(place.told) == sorted(place.submitted) and len(place.told) == 2
+    assert [trial.state for trial in record.trials] == ["running"] * count
 
 
 def test_runs_that_are_removed_at_their_end_are_refused(tmp_path: Path, cluster: FakeCluster) -> None:
