@@ -33,6 +33,7 @@ from rankzero.launch.backends.docker.evidence import (
     run_of,
 )
 from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
+from rankzero.launch.backends.docker.gpus import told_shared
 from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
 from rankzero.launch.backends.docker.pod import container_name, network_name, user_name, volume_name
 from rankzero.launch.backends.docker.reader import reading
@@ -79,9 +80,11 @@ class DockerBackend:
     def survey(self, objects: Sequence[Manifest]) -> Survey:
         """This machine's GPUs and memory, and whether its daemon would take the run."""
         refused: RankzeroError | None = None
+        shared = ""
         try:
             request = docker_submit.read(objects)
-            docker_submit.judge(self._docker, request, env=self._env, gpus=self._gpus)
+            found = docker_submit.judge(self._docker, request, env=self._env, gpus=self._gpus)
+            shared = told_shared(found.nodes, found.had)
             docker_submit.require_free(self._docker, request)
         except ServiceError:
             raise
@@ -93,6 +96,8 @@ class DockerBackend:
         memory = f"{usable_memory() / 1e9:.3g} GB of memory"
         has = [("nodes", f"this machine: {usable_cores()} cores, {memory}, {counted(count, 'GPU')}")]
         taken = "the daemon would take the run" if refused is None else "a submit would be refused, as said below"
+        if shared and refused is None:
+            taken += f"; {shared}"
         names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
         smallest = min((gpu.memory for gpu in gpus), default=0)
         return Survey((*has, ("rights", taken)), names, smallest, refused)

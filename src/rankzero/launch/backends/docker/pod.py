@@ -52,6 +52,7 @@ class Container:
     mounts: tuple[Mount, ...] = ()
     owner: tuple[int, int] = (0, 0)
     """User and group that writes to the volumes."""
+    gpus: tuple[str, ...] = ()
 
 
 def network_name(run: str) -> str:
@@ -115,18 +116,8 @@ def container_of(pod: Manifest, host: Host, gpus: tuple[str, ...] = ()) -> Conta
         secrets=secrets,
         mounts=mounts,
         owner=(int(security.get("runAsUser", 0)), int(security.get("fsGroup", security.get("runAsGroup", 0)))),
+        gpus=gpus,
     )
-
-
-def share_gpus(pods: list[Manifest], available: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Devices of each pod: no device is in two. Raises ConfigError where there are not enough."""
-    wanted = [gpus_of(pod) for pod in pods]
-    if sum(wanted) > len(available):
-        what = f"{len(pods)} containers ask for {sum(wanted)} GPUs; this machine has {len(available)} to use"
-        hint = "lower num_nodes or nproc_per_node, or set `gpu: false`"
-        raise ConfigError(what, where="cluster.yaml nproc_per_node", hint=hint)
-    starts = [sum(wanted[:index]) for index in range(len(pods))]
-    return [available[start : start + count] for start, count in zip(starts, wanted, strict=True)]
 
 
 def mount_option(kind: str, source: str, target: str, *, read_only: bool = False) -> str:

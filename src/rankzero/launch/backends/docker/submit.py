@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -28,8 +29,9 @@ from rankzero.launch.backends.docker.evidence import (
     pod_of,
 )
 from rankzero.launch.backends.docker.files import RunFiles, read_message
+from rankzero.launch.backends.docker.gpus import Had, had, share_gpus, told_shared
 from rankzero.launch.backends.docker.logs import Source, followed
-from rankzero.launch.backends.docker.pod import Container, container_of, gpus_of, share_gpus
+from rankzero.launch.backends.docker.pod import Container, container_of, gpus_of
 from rankzero.launch.backends.preparation import PreparationError, preparation_failed
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
@@ -104,7 +106,8 @@ def submit(
     Raises AlreadyRunsError, unless it `replaces`, where containers of another rendering of the run are up.
     Returns the id of the container whose lines were said: the preparation's, where there was one.
     """
-    prepare, nodes, secrets = judge(docker, request, env=env, gpus=gpus)
+    found = judge(docker, request, env=env, gpus=gpus)
+    prepare, nodes, secrets = found.prepare, found.nodes, found.secrets
     if not replaces:
         require_free(docker, request)
     every = docker.containers(f"{labels.RUN}={request.run}")
@@ -114,6 +117,8 @@ def submit(
     if not missing:
         say(f"{request.run} runs here already, with this very spec; left as it is")
         return None
+    if shared := told_shared(missing, found.had):
+        say(shared)
     goes_on = bool(kept)  # some nodes are up and wait for the others: what was prepared is there
     secrets[TOKEN_VARIABLE] = _token(there[name] for name in kept if name in there) or token_hex(32)
     creation = Creation(docker, request.run, request.digest, files, request.config_maps, request.claims, secrets)
@@ -135,17 +140,30 @@ def submit(
         raise _half_done(error, creation.made, request.run) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a run gets here."""
+
+    prepare: Container | None
+    nodes: list[Container]
+    secrets: dict[str, str]
+    """Values by name."""
+    had: Had
+    """The GPUs that are others' already."""
+
+
 def judge(
     docker: Docker, request: Request, *, env: Mapping[str, str], gpus: Callable[[Mapping[str, str]], tuple[str, ...]]
-) -> tuple[Container | None, list[Container], dict[str, str]]:
-    """The container that prepares, those that train, and their secrets' values by name. Makes nothing. Raises
-    ConfigError with what cannot be had here."""
+) -> Judged:
+    """Makes nothing. Raises ConfigError with what cannot be had here."""
     host = docker.host()
-    prepare, nodes = _containers(request, host, lambda: gpus(env))
+    every = docker.containers(labels.RUN) if any(map(gpus_of, request.pods)) else []
+    there = had(every, request.run, request.digest, datetime.now(UTC))
+    prepare, nodes = _containers(request, host, lambda pods: share_gpus(pods, gpus(env), there))
     wanted = [*([prepare] if prepare else []), *nodes]
     _check_images(docker, wanted)
     _check_directories(wanted, host)
-    return prepare, nodes, _secrets(wanted, env)
+    return Judged(prepare, nodes, _secrets(wanted, env), there)
 
 
 def _pod_of_job(job: Manifest) -> Manifest:
@@ -156,7 +174,7 @@ def _pod_of_job(job: Manifest) -> Manifest:
 
 
 def _containers(
-    request: Request, host: Host, gpus: Callable[[], tuple[str, ...]]
+    request: Request, host: Host, share: Callable[[Sequence[Manifest]], list[tuple[str, ...]]]
 ) -> tuple[Container | None, list[Container]]:
     """Raises ConfigError with the problems of all pods."""
     pods = list(request.pods)
@@ -164,7 +182,7 @@ def _containers(
     problems: list[Problem] = []
     try:
         if any(gpus_of(pod) for pod in pods):
-            devices = share_gpus(pods, gpus())
+            devices = share(pods)
     except ConfigError as error:
         problems += error.problems
     made: list[Container] = []

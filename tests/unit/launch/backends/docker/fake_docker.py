@@ -88,6 +88,7 @@ def create(state: dict[str, Any], arguments: list[str]) -> None:
         "State": {"Status": "created", "Running": False, "ExitCode": 0, "Error": "", "OOMKilled": False}
         | {"StartedAt": NEVER, "FinishedAt": NEVER},
         "NetworkSettings": {"Networks": {}},
+        "HostConfig": {"DeviceRequests": devices(options.get("--gpus", []))},
         "fake": {
             "options": options,
             "rest": rest,
@@ -96,6 +97,11 @@ def create(state: dict[str, Any], arguments: list[str]) -> None:
         },
     }
     print(f"id{number}")
+
+
+def devices(asked: list[str]) -> list[dict[str, Any]] | None:
+    ids = [text.strip('"').removeprefix("device=").split(",") for text in asked]
+    return [{"Driver": "", "Count": 0, "DeviceIDs": one, "Capabilities": [["gpu"]]} for one in ids] or None
 
 
 def start(state: dict[str, Any], names: list[str]) -> None:

@@ -13,7 +13,8 @@ from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.docker.command import Host
 from rankzero.launch.backends.docker.evidence import POD, RESTARTS, objects_of, pod_of
-from rankzero.launch.backends.docker.pod import Container, Mount, container_of, mount_option, share_gpus
+from rankzero.launch.backends.docker.gpus import Had, share_gpus
+from rankzero.launch.backends.docker.pod import Container, Mount, container_of, mount_option
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.pods import parse_pod
 from tests.unit.launch.backends.docker.docker_objects import job, pod
@@ -106,9 +107,9 @@ def test_no_gpu_is_shared() -> None:
     for one, count in zip(pods, (2, 0, 1), strict=True):
         if count:
             one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = str(count)
-    assert share_gpus(pods, ("0", "1", "2")) == [("0", "1"), (), ("2",)]
+    assert share_gpus(pods, ("0", "1", "2"), Had({}, {})) == [("0", "1"), (), ("2",)]
     with pytest.raises(ConfigError, match="ask for 3 GPUs; this machine has 2 to use"):
-        share_gpus(pods, ("0", "1"))
+        share_gpus(pods, ("0", "1"), Had({}, {}))
 
 
 def test_a_path_may_hold_a_comma() -> None:
