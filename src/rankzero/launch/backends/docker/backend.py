@@ -212,7 +212,7 @@ class DockerBackend:
         takes = ["--interactive"] if stdin is not None else []
         answer = stream(["exec", *takes, name, *command], hear, stdin)
         if answer.code == _DAEMON_FAILED and is_dockers_own(answer.err):
-            raise refusal(("exec",), answer.err)
+            raise refusal(("exec",), answer)
         return Ended(answer.code, answer.err)
 
     def _note_users(self, run: str, containers: Sequence[Inspected]) -> None:

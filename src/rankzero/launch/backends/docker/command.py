@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -15,10 +16,17 @@ from typing import IO, Any, Literal, cast
 
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 from rankzero.launch.silence import SilentError
+from rankzero.wording import signal_name
 
 PROGRAM = "docker"
 _MOST_STDERR = 2000
 _NOT_CONNECTED = "error during connect:"
+_LOG = "the daemon's own log says more: `journalctl -u docker`, of a rootless one `journalctl --user -u docker`"
+_OF_PODMAN = (
+    "install docker's own client, and have it ask podman: `systemctl --user start podman.socket` and "
+    "`export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock`"
+)
+_NO_CONTAINER = re.compile("no such (?:container|object)", re.IGNORECASE)
 Kind = Literal["volume", "network", "image"]
 _ABSENT: Mapping[Kind, Sequence[str]] = {
     "volume": ("no such volume", "volume {} not found"),
@@ -64,21 +72,25 @@ class Docker:
         """What the command printed. Raises ServiceError, AccessError or ConfigError."""
         answer = self._execute([PROGRAM, *arguments], env or {})
         if answer.code != 0:
-            raise refusal(arguments, answer.err)
+            raise refusal(arguments, answer)
         return answer.out
 
     def try_call(self, *arguments: str) -> Answer:
-        """The same, for questions to which no is an answer. Raises only where there is no daemon to ask."""
+        """The same, for questions to which no is an answer. Raises only where there is no daemon to ask, or a signal
+        came before its answer."""
         answer = self._execute([PROGRAM, *arguments], {})
-        if answer.code != 0 and _unreachable(answer.err):
-            raise refusal(arguments, answer.err)
+        if answer.code < 0 or (answer.code != 0 and _unreachable(answer.err)):
+            raise refusal(arguments, answer)
         return answer
 
     def host(self) -> Host:
-        """Ask the daemon what it runs on."""
+        """Ask the daemon what it runs on. Raises as `call`, and ConfigError where podman answers in docker's place."""
         info: dict[str, Any] = json.loads(self.call("info", "--format", "{{json .}}"))
         if info.get("ServerErrors"):  # some versions leave with 0 although nobody answered
-            raise refusal(("info",), "\n".join(info["ServerErrors"]))
+            raise refusal(("info",), Answer(1, "", "\n".join(info["ServerErrors"])))
+        if "Name" not in info and "host" in info:
+            what = "this `docker` is podman, whose answers have other fields"
+            raise ConfigError(what, where="docker", hint=_OF_PODMAN)
         return Host(
             name=info["Name"],
             cpus=info["NCPU"],
@@ -100,11 +112,11 @@ class Docker:
         removed meanwhile. Raises as `call` does where it says something else of one."""
         arguments = ("inspect", "--type", "container", *names)
         answer = self.try_call(*arguments)
-        absent = [line for line in answer.err.split("\n") if "no such container" in line.lower()]
+        absent = [line for line in answer.err.split("\n") if _NO_CONTAINER.search(line)]
         away = [name for name in names if any(name in line for line in absent)]
         found: list[dict[str, Any]] = json.loads(answer.out or "[]")
         if answer.code and len(found) + len(away) < len(names):
-            raise refusal(arguments, answer.err)
+            raise refusal(arguments, answer)
         return found
 
     def look_up(self, kind: Kind, name: str) -> dict[str, Any] | None:
@@ -116,7 +128,7 @@ class Docker:
             (found,) = json.loads(answer.out)
             return cast("dict[str, Any]", found)
         if not any(words.format(name).lower() in answer.err.lower() for words in _ABSENT[kind]):
-            raise refusal(arguments, answer.err)
+            raise refusal(arguments, answer)
         return None
 
     def has_image(self, image: str) -> bool:
@@ -186,15 +198,19 @@ def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
         del kept[:-_MOST_STDERR]
 
 
-def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
+def refusal(arguments: Sequence[str], answer: Answer) -> RankzeroError:
     """The error for what a failed command said."""
-    text = err.strip() or "it gave no reason"
+    said = answer.err.strip()
+    if answer.code < 0:
+        what = f"docker {arguments[0]} was ended by {signal_name(answer.code)}{f': {said}' if said else ''}"
+        return ServiceError(what, where="docker", hint="give the same command again")
+    text = said or "it gave no reason"
     what = f"docker {arguments[0]}: {text.splitlines()[-1]}"
     lower = text.lower()
     if "permission denied while trying to connect" in lower:
         hint = "add yourself to the docker group (`sudo usermod -aG docker $USER`), and log in again"
         return AccessError("this user may not talk to the docker daemon", where="docker", hint=hint)
-    if _unreachable(err):
+    if _unreachable(text):
         hint = "start it (`sudo systemctl start docker`, or Docker Desktop); DOCKER_HOST says where it is looked for"
         reason = f": {text}" if _NOT_CONNECTED in lower else ""  # ssh's, or TLS's
         return SilentError(f"the docker daemon does not answer{reason}", where="docker", hint=hint)
@@ -205,7 +221,7 @@ def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
         return ConfigError(what, where="gpu", hint=hint)
     if "is already in use by container" in lower:
         return ConfigError(what, hint="remove that container, or give the run another name")
-    return ServiceError(what, hint="the daemon's own log says more: `journalctl -u docker`")
+    return ServiceError(what, hint=_LOG)
 
 
 def is_dockers_own(err: str) -> bool:

@@ -36,7 +36,7 @@ def recent(
     if answer.code != 0:
         if not docker.inspect(container):
             return []
-        raise refusal(arguments, answer.err)
+        raise refusal(arguments, answer)
     # Both channels come apart here; their stamps put them in order again.
     lines = [_line(source, text) for channel in (answer.out, answer.err) for text in _split(channel)]
     return sorted(lines, key=_time_of)

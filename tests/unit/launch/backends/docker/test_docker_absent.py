@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rankzero.errors import ServiceError
+from rankzero.errors import ConfigError, ServiceError
 from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.backends.docker.command import Answer, Docker, Kind
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
@@ -114,6 +114,7 @@ FOUND = '[{"Id": "0aaa", "Name": "/first"}]'
         "WARNING: Error loading config file: config.json\nError response from daemon: No such container: 1bbb",
         'Error: inspecting object: no such container "1bbb"',
         'Error: no container with name or ID "1bbb" found: no such container',
+        'Error: no such object: "1bbb"',
     ],
 )
 def test_a_container_that_was_removed_while_docker_looked_is_none(said: str) -> None:
@@ -138,3 +139,17 @@ def test_an_image_that_docker_could_not_look_up_is_not_said_to_be_away(daemon: D
     daemon.behave(refuses={"image inspect": "context deadline exceeded"})
     with pytest.raises(ServiceError, match="deadline"):
         submit()
+
+
+def test_podman_in_dockers_place_is_named_with_the_way_to_use_it() -> None:
+    """`podman info` has other fields than docker's."""
+    said = '{"host": {"hostname": "box", "cpus": 4, "memTotal": 1}, "store": {}, "registries": {}, "version": {}}'
+    with pytest.raises(ConfigError, match=r"is podman[\s\S]*DOCKER_HOST=unix://"):
+        Docker(lambda arguments, env: Answer(0, said, "")).host()
+
+
+def test_a_docker_that_a_signal_ended_says_which() -> None:
+    docker = Docker(lambda arguments, env: Answer(-9, '[{"Id": "0a', ""))
+    for call in (lambda: docker.call("ps"), lambda: docker.inspect("0aaa"), lambda: docker.look_up("volume", "a")):
+        with pytest.raises(ServiceError, match="was ended by SIGKILL"):
+            call()
