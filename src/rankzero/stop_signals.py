@@ -30,6 +30,19 @@ def signals_to(handler: Callable[[int], None], numbers: Iterable[int]) -> Iterat
 
 
 @contextmanager
+def signals_also_to(handler: Callable[[int], None]) -> Iterator[None]:
+    """Call `handler` on what asks this process to stop, and then whoever hears that already."""
+    before = {number: one for number in stop_signals() if callable(one := signal.getsignal(number))}
+
+    def both(number: int) -> None:
+        handler(number)
+        before[number](number, None)
+
+    with signals_to(both, before):
+        yield
+
+
+@contextmanager
 def signals_held() -> Iterator[None]:
     """Hold back what asks this process to stop until the block is done: what it starts is known by then to who ends
     it."""

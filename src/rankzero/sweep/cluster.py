@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from rankzero import errors
 from rankzero.errors import ConfigError, DataError, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
@@ -26,8 +27,10 @@ from rankzero.launch.silence import Silence, SilentError
 from rankzero.launch.status import run_status
 from rankzero.launch.status.model import RunStatus
 from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.kinds import kind_section
 from rankzero.spec.local_paths import at_home
 from rankzero.spec.run_spec import RunSpec
+from rankzero.stop_signals import signals_also_to
 from rankzero.sweep.trainer import Known, TrialStart
 
 LOOK_SECONDS = 5.0
@@ -54,7 +57,8 @@ class OnCluster:
         """Whether it is more than a name in a file."""
 
     def start(self, spec: RunSpec, slot: int, known: Known) -> TrialStart | None:
-        """None also while the place does not say what it has of that name, or whether it takes the run."""
+        """None also while the place does not say what it has of that name, or whether it takes the run, and where this
+        process was asked to stop before the place had it."""
         if time.monotonic() < self._next:
             return None
         try:
@@ -73,6 +77,9 @@ class OnCluster:
                 raise
             self._silence.goes_on(error)
             self._next = time.monotonic() + LOOK_SECONDS
+            return None
+        except _StoppedMeanwhileError as error:
+            self._say(str(error.problems[0]))
             return None
         self._silence.is_over()
         return begun
@@ -103,15 +110,68 @@ class OnCluster:
         ):
             known.note(name, run.there)
         elif is_under_way and run.there and not run.is_same:
-            self._backend.submit(run.objects, self._say)  # is refused, unless the other one ends at this moment
+            self._submit(run)  # is refused, unless the other one ends at this moment
             known.note(name, run.digest)
         else:
             known.note(name, run.digest)
-            self._backend.submit(run.objects, self._say)
+            self._submit(run)
         return _Submitted(self._backend, run.plan, self._say)
+
+    def _submit(self, run: _Found) -> None:
+        """Where the run is prepared for first, which may take long, a stop that comes meanwhile is carried out there at
+        once. Raises as the backend, and _StoppedMeanwhileError in place of what a stop brings about."""
+        if kind_section(self._cluster.kind).on_hosts:  # sbatch waits for nothing
+            self._backend.submit(run.objects, self._say)
+            return
+        asked, ended = SimpleQueue[bool](), threading.Event()
+        stopping = threading.Thread(target=self._cancel_until, args=(run.plan.name, asked, ended), daemon=True)
+        stopping.start()
+        heard: list[int] = []
+        failed: RankzeroError | None = None
+
+        def hear(number: int) -> None:
+            heard.append(number)
+            asked.put(True)
+
+        try:
+            with signals_also_to(hear):
+                self._backend.submit(run.objects, self._say)
+        except RankzeroError as error:
+            if not heard:
+                raise
+            failed = error
+        finally:
+            ended.set()
+            asked.put(False)
+        if heard:
+            stopping.join()
+        if failed is not None:
+            what = f"it was stopped while it was submitted: {failed.problems[0].what}"
+            raise _StoppedMeanwhileError(what, where=f"run {run.plan.name}") from failed
+
+    def _cancel_until(self, name: str, asked: SimpleQueue[bool], ended: threading.Event) -> None:
+        """Once it is asked, until the submit has ended: what that makes a moment later is to be cancelled too."""
+        told: set[str] = set()
+
+        def tell(line: str) -> None:
+            if line not in told:
+                told.add(line)
+                self._say(line)
+
+        is_asked = asked.get()
+        while is_asked and not ended.is_set():
+            try:
+                self._backend.cancel(name, tell)
+            except RankzeroError as error:
+                tell(f"{name} cannot be asked to stop: {error.problems[0]}")
+            ended.wait(LOOK_SECONDS)
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
+
+
+class _StoppedMeanwhileError(StoppedError):
+    """A stop of this process has ended what the place was doing for it."""
 
 
 @dataclass(frozen=True, slots=True)

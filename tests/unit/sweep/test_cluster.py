@@ -22,10 +22,11 @@ from typing import cast
 import pytest
 
 from rankzero.api.sweeps import SweepResult, run_sweep_on
-from rankzero.errors import ConfigError, RankzeroError, ServiceError, StoppedError
+from rankzero.errors import ConfigError, Problem, RankzeroError, ServiceError, StoppedError
 from rankzero.launch.backend import Backend
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
 from rankzero.launch.backends.kubernetes.streams import Clock
+from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.evidence import Evidence, Refusal
 from rankzero.launch.labels import RUN as RUN_LABEL
 from rankzero.launch.labels import Manifest
@@ -33,9 +34,11 @@ from rankzero.launch.plan import make_plan
 from rankzero.launch.silence import SilentError
 from rankzero.launch.status import RunStatus, run_status
 from rankzero.spec.cluster_load import load_cluster_spec
+from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import cluster as there
 from rankzero.sweep import run as loop
 from rankzero.sweep.record import Record
@@ -578,6 +581,18 @@ def test_all_trials_are_told_to_stop_before_one_is_waited_for() -> None:
     assert not trials[0].running() and isinstance(trials[0].failure(), StoppedError)
 
 
+def on_a_claim(directory: Path, kind: str = "job") -> ClusterSpec:
+    settings = [f"kind={kind}", "num_nodes=1", "image=i", f"storage.outputs={{mount: {directory}, claim: c}}"]
+    return load_cluster_spec(None, settings, env={}).spec
+
+
+def recorded(directory: Path) -> tuple[Record, Sweep]:
+    """A sweep of three trials that has not begun."""
+    sweep = sweep_of(directory, parameters={"lora.r": {"values": [2, 4, 8]}}, sampler="grid", trials=3)
+    sweep.directory.mkdir(parents=True, exist_ok=True)
+    return Record(sweep, sweep.directory / "study.db"), sweep
+
+
 @pytest.mark.parametrize("when", ["it is looked at", "another is started"])
 def test_a_place_that_fails_while_a_sweep_is_stopped_is_told_to_stop_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -605,16 +620,45 @@ def test_a_place_that_fails_while_a_sweep_is_stopped_is_told_to_stop_all(
                 fail()
             return started
 
-    settings = ["num_nodes=1", "image=i", f"storage.outputs={{mount: {tmp_path}, claim: c}}"]
-    spec = load_cluster_spec(None, settings, env={}).spec
-    trainer = Trainer(cast("Backend", place), spec, tmp_path, "me", said.append)
-    sweep = sweep_of(tmp_path, parameters={"lora.r": {"values": [2, 4, 8]}}, sampler="grid", trials=3)
-    sweep.directory.mkdir(parents=True, exist_ok=True)
-    record = Record(sweep, sweep.directory / "study.db")
+    trainer = Trainer(cast("Backend", place), on_a_claim(tmp_path), tmp_path, "me", said.append)
+    record, sweep = recorded(tmp_path)
     with pytest.raises(ServiceError, match="ended by SIGINT"):
         loop.SweepRun(sweep, record, trainer, count, said.append).to_its_end()
     assert sorted(place.told) == sorted(place.submitted) and len(place.told) == 2
     assert [trial.state for trial in record.trials] == ["running"] * count
+
+
+@pytest.mark.parametrize("submits", ["it is prepared", "it fails of that", "it had not begun"])
+def test_a_stop_is_heard_while_a_trial_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submits: str
+) -> None:
+    """Downloads take as long as they take; the cancel of a run ends its preparation, and with it the submit."""
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(there, "run_status", lambda evidence: replace(run_status(evidence), phase="Stopped"))
+    said, cancelled = list[str](), threading.Semaphore(0)
+
+    class Preparing(Place):
+        def submit(self, objects: Sequence[Manifest], say: Callable[[str], None], *, replace: bool = False) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(3 if submits == "it had not begun" else 1):
+                assert cancelled.acquire(timeout=60), "nobody cancels it"
+            if submits != "it is prepared":
+                raise PreparationError(Problem("the preparation failed with exit code 143"))
+
+        def cancel(self, run: str, say: Callable[[str], None]) -> None:
+            say(f"nothing of {run} runs here")
+            self.told.append(run)
+            cancelled.release()
+
+    place = Preparing()
+    trainer = there.OnCluster(cast("Backend", place), on_a_claim(tmp_path, "docker"), tmp_path, "me", said.append)
+    record, sweep = recorded(tmp_path)
+    with pytest.raises(StoppedError, match="0 of 3 trials are over"):
+        loop.SweepRun(sweep, record, trainer, 2, said.append).to_its_end()
+    assert set(place.told) == {"trial-000"} and [trial.state for trial in record.trials] == ["running"] * 2
+    assert any("exit code 143" in line for line in said) == (submits != "it is prepared")
+    if submits == "it had not begun":
+        assert len(place.told) >= 3 and said.count("nothing of trial-000 runs here") == 1
 
 
 def test_runs_that_are_removed_at_their_end_are_refused(tmp_path: Path, cluster: FakeCluster) -> None:
