@@ -60,6 +60,8 @@ class Host:
     limits_memory: bool = True
     limits_swap: bool = True
     limits_cpu: bool = True
+    has_selinux: bool = False
+    """Whether containers are kept from files that are not labelled for them."""
 
 
 class Docker:
@@ -98,6 +100,7 @@ class Docker:
             limits_memory=bool(info.get("MemoryLimit")),
             limits_swap=bool(info.get("SwapLimit")),
             limits_cpu=bool(info.get("CpuCfsQuota")),
+            has_selinux=any("name=selinux" in option.split(",") for option in info.get("SecurityOptions") or ()),
         )
 
     def containers(self, label: str) -> list[dict[str, Any]]:

@@ -98,6 +98,7 @@ def container_of(pod: Manifest, host: Host, gpus: tuple[str, ...] = ()) -> Conta
         *("--stop-timeout", str(spec.get("terminationGracePeriodSeconds", 30))),
         *("--shm-size", str(shm or _default_shm(limits, host))),
         *_user(security),
+        *unlabelled(host),
         *_resources(limits, host),
         *(("--gpus", '"device={}"'.format(",".join(gpus))) if gpus else ()),
         *(("--workdir", only["workingDir"]) if "workingDir" in only else ()),
@@ -118,6 +119,12 @@ def container_of(pod: Manifest, host: Host, gpus: tuple[str, ...] = ()) -> Conta
         owner=(int(security.get("runAsUser", 0)), int(security.get("fsGroup", security.get("runAsGroup", 0)))),
         gpus=gpus,
     )
+
+
+def unlabelled(host: Host) -> tuple[str, ...]:
+    """Under SELinux a container reads no directory of its machine that is not labelled for it, not even its own spec.
+    To label them (`:z`) would change files that are others' too."""
+    return ("--security-opt", "label=disable") if host.has_selinux else ()
 
 
 def mount_option(kind: str, source: str, target: str, *, read_only: bool = False) -> str:

@@ -10,7 +10,7 @@ from rankzero.errors import ConfigError, ServiceError
 from rankzero.launch.backend import Execute, Say
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.evidence import is_active
-from rankzero.launch.backends.docker.pod import container_name, mount_option, volume_name
+from rankzero.launch.backends.docker.pod import container_name, mount_option, unlabelled, volume_name
 from rankzero.launch.labels import Manifest
 
 
@@ -23,13 +23,14 @@ def reading(docker: Docker, pod: Manifest, say: Say) -> Iterator[Execute]:
     base, user = container_name(pod["metadata"]["name"]), security["runAsUser"]
     wanted = [mount for mount in only["volumeMounts"] if mount["name"] == "outputs"]  # pod_patch may add others
     mounts = [_mount(docker, pod, mount) for mount in wanted]
+    label = unlabelled(docker.host()) if any(mount.startswith("type=bind,") for mount in mounts) else ()
     entry, *rest = only["command"]
     names: list[str] = []
 
     def start() -> None:
         name = f"{base}-{len(names) + 1}" if names else base  # docker may still be removing the one before, by its name
         docker.call(
-            *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}"),
+            *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}", *label),
             *(part for mount in mounts for part in ("--mount", mount)),
             *("--entrypoint", entry, only["image"], *rest),
         )

@@ -11,7 +11,7 @@ import pytest
 from rankzero.errors import ConfigError
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.docker.command import Host
+from rankzero.launch.backends.docker.command import Answer, Docker, Host
 from rankzero.launch.backends.docker.evidence import POD, RESTARTS, objects_of, pod_of
 from rankzero.launch.backends.docker.gpus import Had, share_gpus
 from rankzero.launch.backends.docker.pod import Container, Mount, container_of, mount_option
@@ -110,6 +110,20 @@ def test_no_gpu_is_shared() -> None:
     assert share_gpus(pods, ("0", "1", "2"), Had({}, {})) == [("0", "1"), (), ("2",)]
     with pytest.raises(ConfigError, match="ask for 3 GPUs; this machine has 2 to use"):
         share_gpus(pods, ("0", "1"), Had({}, {}))
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        (["name=seccomp,profile=builtin", "name=selinux", "name=cgroupns"], ["label=disable", "no-new-privileges"]),
+        (["name=seccomp,profile=builtin", "name=cgroupns"], ["no-new-privileges"]),
+        (None, ["no-new-privileges"]),
+    ],
+)
+def test_selinux_does_not_keep_a_container_from_what_it_mounts(said: list[str] | None, options: list[str]) -> None:
+    info = json.dumps({"Name": "box", "NCPU": 4, "MemTotal": 8 * 2**30, "SecurityOptions": said})
+    host = Docker(lambda arguments, env: Answer(0, info, "")).host()
+    assert sorted(option(container_of(pod(0), host), "--security-opt")) == options
 
 
 def test_a_path_may_hold_a_comma() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -22,6 +23,7 @@ class Daemon:
         self.running: str | None = None
         self.removing = set[str]()
         """Those that have ended, whose names docker does not give again before it is through with them."""
+        self.options: list[str] = []
         self.refusal = "Error response from daemon: get rankzero-outputs: no such volume"
 
     def __call__(self, arguments: Sequence[str], _env: Mapping[str, str]) -> Answer:
@@ -30,6 +32,8 @@ class Daemon:
         if verb == "volume":
             there = rest[-1] in self.volumes
             return Answer(0, "[{}]", "") if there else Answer(1, "[]", f"{self.refusal}\n")
+        if verb == "info":
+            return Answer(0, json.dumps({"Name": "box", "NCPU": 1, "MemTotal": 1, "SecurityOptions": self.options}), "")
         if verb == "run":
             name = rest[rest.index("--name") + 1]
             if name in {self.running, *self.removing}:
@@ -94,11 +98,15 @@ def test_a_container_that_ends_before_all_is_read_is_followed_by_another_one() -
     assert said == [f"the container {name} has ended; another one reads on" for name in names[:2]]
 
 
-def test_a_directory_of_this_machine() -> None:
+@pytest.mark.parametrize("options", [["name=seccomp,profile=builtin"], ["name=selinux"]])
+def test_a_directory_of_this_machine(options: list[str]) -> None:
     daemon = Daemon()
+    daemon.options = options
     with DockerBackend(Docker(daemon)).reading(reader_pod(cluster(host_path="/srv/runs"), "pull-1"), print):
         pass
-    assert "type=bind,source=/srv/runs,target=/outputs,readonly" in daemon.calls[0]
+    run = next(call for call in daemon.calls if call[0] == "run")
+    assert "type=bind,source=/srv/runs,target=/outputs,readonly" in run
+    assert ("label=disable" in run) == (options == ["name=selinux"])
 
 
 def test_a_volume_that_is_not_there_is_not_made() -> None:
