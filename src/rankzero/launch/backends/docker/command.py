@@ -147,7 +147,7 @@ def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            process_group=0,
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         raise _absent() from error
@@ -165,7 +165,7 @@ def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[by
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            process_group=0,
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         raise _absent() from error
@@ -260,7 +260,7 @@ def _execute(arguments: Sequence[str], env: Mapping[str, str]) -> Answer:
             capture_output=True,
             check=False,
             env={**os.environ, **env},
-            process_group=0,  # Ctrl-C is for whoever asked: it may want the answer all the same
+            start_new_session=True,  # Ctrl-C is for whoever asked; and ssh below it has no terminal to wait for
         )
     except FileNotFoundError as error:
         raise _absent() from error
