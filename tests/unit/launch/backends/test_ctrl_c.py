@@ -60,10 +60,18 @@ def test_what_was_asked_when_ctrl_c_came_is_answered(place: Path, asked: str) ->
         assert process.stdout.read().strip() == "GPU 7" and process.wait() == 0
 
 
+def wait_until_it_waits(process: subprocess.Popen[str]) -> None:
+    """For the answer: until its Popen has returned, nobody could end what that started."""
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        os.sched_yield()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("asked", ASKS)
 def test_what_was_asked_ends_with_whoever_does_not_listen(place: Path, asked: str) -> None:
     with asking(ASKS[asked]) as process:
         number = int((place / "began").read_text())
+        wait_until_it_waits(process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait() != 0
     with pytest.raises(ProcessLookupError):
