@@ -18,7 +18,7 @@ from typing import Any
 
 from rankzero.engine.console import print_result
 from rankzero.engine.distributed import lost_a_peer
-from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError
+from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import (
     ERROR_FILE_VARIABLE,
@@ -29,6 +29,8 @@ from rankzero.run_dir.handover import (
 )
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.stderr import write_stderr
+from rankzero.wording import printable
 
 
 def process(work: Callable[[RunSpec, RunOptions], dict[str, Any]]) -> None:
@@ -54,7 +56,7 @@ def process(work: Callable[[RunSpec, RunOptions], dict[str, Any]]) -> None:
 
 
 def hand_over(error: Exception) -> int:
-    """Write the error where the launcher reads it. Returns the exit code."""
+    """Write the error where the launcher reads it; to standard error where there is no room. Returns the exit code."""
     if isinstance(error, RankzeroError):
         known, trace = error, ""
     elif lost_a_peer(error):
@@ -62,7 +64,11 @@ def hand_over(error: Exception) -> int:
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
-    write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, Redactor(os.environ))
+    redact = Redactor(os.environ)
+    try:
+        write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, redact)
+    except StorageError as unwritten:  # the launcher keeps the exit code, and what it has of these lines
+        write_stderr(redact(printable(f"{known}\n{trace}\nnot handed over: {unwritten}\n")))
     return known.exit_code
 
 

@@ -188,7 +188,7 @@ class _Local:
             "what": self._redact(problem.what),
         }
         try:
-            with self._run_dir.restarts.open("a", encoding="utf-8") as file:
+            with self._run_dir.restarts.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         except FileNotFoundError:  # it has no directory yet
             return

@@ -48,6 +48,11 @@ LAST_WORDS = 2000
 _HOST = socket.gethostname()
 _ABORTED = re.compile(r"(?i)watchdog caught collective operation timeout|nccl operations have failed or timed out")
 """How NCCL's own thread ends a process whose peer is gone or does not answer: by SIGABRT, with these words."""
+_KINDS: dict[int, type[RankzeroError]] = {
+    kind.exit_code: kind
+    for kind in (errors.DataError, ServiceError, errors.StorageError, errors.AccessError, errors.ConfigError)
+}
+"""Of errors, by the exit codes that no other program ends with by chance."""
 _AGAIN = "the same command continues from the newest checkpoint"
 
 OpenStderr = Callable[[int], IO[bytes] | int | None]
@@ -311,7 +316,8 @@ class Workers:
             return RankzeroError(
                 f"process {rank} was killed by {name}\n{tail}".rstrip(), where=self.name(local), hint=hint
             )
-        return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip(), where=self.name(local))
+        kind = _KINDS.get(code, RankzeroError)  # one that found no room for its error has left with its code
+        return kind(f"process {rank} failed with exit code {code}\n{tail}".rstrip(), where=self.name(local))
 
     def _stderr(self, local: int) -> str:
         """What a worker wrote to standard error, where that is kept: what caused a crash, then its stacks."""

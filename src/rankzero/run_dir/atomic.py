@@ -174,8 +174,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one step. Raises StorageError."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Replace a JSON file in one step. A name that is no UTF-8 is read as it was: its escapes are JSON's. Raises
+    StorageError."""
+    with whole_file(path) as file:
+        file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode(errors="backslashreplace"))
 
 
 def file_sha256(path: Path, stopped: Callable[[], bool] | None = None) -> str:

@@ -27,7 +27,8 @@ from rankzero.engine.console import (
     step_in_words,
 )
 from rankzero.engine.process import hand_over
-from rankzero.errors import ServiceError
+from rankzero.errors import DataError, ServiceError
+from rankzero.run_dir.handover import read_error
 from rankzero.wording import printable
 from tests.support.gone import Gone
 
@@ -152,6 +153,27 @@ def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: py
             hand_over(raised)
         assert "canary-4711" not in (tmp_path / "error.json").read_text()
     assert "Traceback" in json.loads((tmp_path / "error.json").read_text())["traceback"]
+
+
+def test_an_error_for_which_there_is_no_room_keeps_its_exit_code_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """/tmp is full; that the same command would fail again is known all the same."""
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RANKZERO_ERROR_FILE", str(tmp_path / "file/error.json"))
+    assert hand_over(DataError("not valid JSON, canary-4711", where="rows.jsonl:1", hint="mend it")) == 65
+    said = capsys.readouterr().err
+    assert "rows.jsonl:1: not valid JSON" in said and "mend it" in said and "canary" not in said
+
+
+def test_a_name_that_is_no_utf_8_is_handed_over_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("RANKZERO_ERROR_FILE", str(file))
+    assert hand_over(DataError("not valid JSON", where="b\udcff ü.jsonl:1")) == 65
+    error = read_error(file)
+    assert isinstance(error, DataError) and error.problems[0].where == "b\udcff ü.jsonl:1"
+    assert "ü" in file.read_text(encoding="utf-8")
 
 
 def test_the_logger_is_as_it_was_when_the_console_is_closed(tmp_path: Path) -> None:

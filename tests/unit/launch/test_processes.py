@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import PeerLostError, RankzeroError, ServiceError, StoppedError
+from rankzero.errors import DataError, PeerLostError, RankzeroError, ServiceError, StoppedError, StorageError
 from rankzero.launch import hang, local, processes
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import Ranks, Workers
@@ -252,6 +252,18 @@ def test_nccls_own_end_of_a_process_is_a_lost_peer(words: str, kind: type | None
     assert failure is not None and failure.exit_code == (69 if kind else 70)
     assert isinstance(failure, kind or RankzeroError)
     assert re.search(r"rank 0 on \S+: process 0", str(failure))
+
+
+@pytest.mark.parametrize(("code", "kind"), [(65, DataError), (74, StorageError), (1, RankzeroError)])
+def test_an_exit_code_that_comes_without_an_error_is_kept(code: int, kind: type, two: Two) -> None:
+    """It found no room for its error, which may be one that no restart cures."""
+    (two.folder / "stderr-1").write_text("rows.jsonl:1: not valid JSON\n")
+    two.tell(1, code)
+    wait_for(lambda: two.left(1))
+    two.workers.kill()
+    failure = two.workers.failure()
+    assert type(failure) is kind and failure.exit_code == (code if code > 1 else 70)
+    assert "rows.jsonl:1: not valid JSON" in str(failure)
 
 
 def test_an_interrupted_run_ends_as_an_interrupted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_a_failed_start_is_followed_by_another_and_why_is_kept(
 ) -> None:
     spec = small_spec(tmp_path, tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrst")
-    poisoned = RankzeroError("no answer for hf_abcdefghijklmnopqrst", where="hub")
+    poisoned = RankzeroError("no answer for hf_abcdefghijklmnopqrst", where="hub \udcff")
     starts = Starts(spec, monkeypatch, (5, killed(7)), (5, poisoned), (10, "done"))
     assert local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3) == "done"
     assert starts.count == 3 and starts.paused == [1.0, 10.0]
@@ -99,7 +99,7 @@ def test_a_failed_start_is_followed_by_another_and_why_is_kept(
     lines = [json.loads(line) for line in kept.splitlines()]
     assert [(line["restart"], line["from_step"], line["exit_code"], line["where"]) for line in lines] == [
         (1, 5, 70, "rank 1 on gpu-a"),
-        (2, 5, 70, "hub"),
+        (2, 5, 70, "hub \udcff"),
     ]
 
 
