@@ -203,7 +203,7 @@ class Node:
                 self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
                 workers.end_overdue(self._stop.number, grace, self._name, "a longer grace period saves the rest")
             elif gentle_since is not None and now - gentle_since > grace and not hang.gets_on():
-                workers.kill()
+                workers.end_overdue(signal.SIGTERM, grace, self._name)
             elif workers.peers_are_late(grace, hang.gets_on):
                 workers.end_late_peers()
             hang.look(end=again and not self._stop.wanted)  # a stop has a grace period of its own
@@ -223,7 +223,7 @@ class Node:
                 if gentle_since is None:
                     gentle_since = now
                     workers.ask_to_stop(signal.SIGTERM)
-        if gentle_since is not None and not self._stop.wanted:
+        if gentle_since is not None and not self._stop.wanted and _may_gather(workers.failure()):
             raise GatherAgainError(because)
 
     def _finish(self, workers: Workers) -> None:
@@ -329,6 +329,12 @@ class Node:
         error = (StoppedError if code == ExitCode.STOPPED else RankzeroError)(because, where=where, hint=hint)
         error.exit_code = ExitCode(code)
         return error
+
+
+def _may_gather(failure: RankzeroError | None) -> bool:
+    """Whether processes that were to stop for others have done so. A checkpoint that could not be saved is a failure of
+    this node, though node 0 waits for it."""
+    return failure is None or isinstance(failure, StoppedError | PeerLostError)
 
 
 def _listed(nodes: list[int]) -> str:

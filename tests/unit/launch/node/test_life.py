@@ -14,7 +14,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from rankzero.errors import RankzeroError, ServiceError, StoppedError
+from rankzero.errors import RankzeroError, ServiceError, StoppedError, StorageError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.node import command
 from rankzero.launch.node.client import Client
@@ -127,6 +127,28 @@ def test_processes_that_save_for_others_are_not_cut_off(tmp_path: Path, monkeypa
     )
     assert isinstance(error, StoppedError) and "all has been seen" in str(error)
     assert all(looks) and len(looks) >= 3
+    assert script.sent == [{"ready": True}]
+
+
+def test_what_fails_while_processes_stop_for_others_is_a_failure(tmp_path: Path) -> None:
+    """A checkpoint that cannot be saved, say: the nodes gathered again, in silence, and made all of it once more."""
+    play = Play(tmp_path)
+    error, script = play.run(
+        (play.happened("up"), lambda: {"again": "node 2 has come", "gentle": True}),
+        (play.happened("asked-1"), lambda: (tmp_path / "go").write_text("74") and None),
+        (lambda: {"ready": True} in play.script.sent, lambda: {"end": 75, "because": "it gathers"}),
+    )
+    assert isinstance(error, StorageError)
+    assert script.sent[-1]["ended"] == 74 and "exit code 74" in script.sent[-1]["why"]["because"]
+
+
+def test_processes_that_do_not_save_for_others_in_time_are_ended_and_the_nodes_gather(tmp_path: Path) -> None:
+    play = Play(tmp_path, grace_seconds=0.1)
+    error, script = play.run(
+        (play.happened("up"), lambda: {"again": "node 2 has come", "gentle": True}),
+        (lambda: {"ready": True} in play.script.sent, lambda: {"end": 75, "because": "all has been seen"}),
+    )
+    assert isinstance(error, StoppedError) and "all has been seen" in str(error)
     assert script.sent == [{"ready": True}]
 
 
