@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from rankzero.errors import PeerLostError, RankzeroError, ServiceError
-from rankzero.launch.processes import Workers
+from rankzero.launch.processes import Workers, in_collective
 from rankzero.run_dir.handover import Beat, read_beat
 from rankzero.run_dir.paths import RunDir
 
@@ -220,14 +220,9 @@ def waited_for(places: Mapping[int, str]) -> tuple[list[int], list[int]]:
     """Of ranks and where they are (`file:line in function`; empty: it has not answered): for which the others wait, and
     which of those that are left have not answered. On a busy machine they may be about to, or be stuck themselves;
     where nobody was found who is, they are."""
-    busy = [local for local, place in places.items() if place and not _waits(place)]
+    busy = [local for local, place in places.items() if place and not in_collective(place)]
     silent = [local for local, place in places.items() if not place]
     return (busy, silent) if busy else (silent, [])
-
-
-def _waits(place: str) -> bool:
-    """Whether a process is in a collective, or in reading what one has brought."""
-    return "distributed_c10d" in place or place.endswith((" in sums_of_step", " in sum_over_ranks", " in wait_for_sum"))
 
 
 def _write(workers: Workers, directory: Path, why: str, begun: threading.Event) -> None:

@@ -79,6 +79,8 @@ class Workers:
         self._ended: RankzeroError | None = None
         self._suspended_since: dict[int, float] = {}
         self._late: dict[int, str] = {}
+        self._late_wait = False
+        """Whether all that are late are in a collective, so for others than each other."""
         self._passed_on: set[int] = set()
         self._asked = itertools.count()
 
@@ -160,8 +162,10 @@ class Workers:
     def end_late_peers(self) -> None:
         """End those that are late, after asking them where they are: of peers that waited for one, that one is left."""
         self._late = dict.fromkeys(self._suspended(), ", which is suspended")
-        for local, place in self.ask_for_stacks().items():
+        places = self.ask_for_stacks()
+        for local, place in places.items():
             self._late.setdefault(local, f" at {place}" if place else "")
+        self._late_wait = all(in_collective(place) for place in places.values())
         self.kill()
 
     def ask_for_stacks(self) -> dict[int, str]:
@@ -281,14 +285,16 @@ class Workers:
         first = failed[0] if self._first_failed is None else self._first_failed
         found = {local: self._error_of(local) for local in [first, *failed]}
         if self._late and isinstance(found[first], errors.PeerLostError):
-            return self._hung()
+            elsewhere = self._late_wait and self._ranks.world_size > self._ranks.count
+            return found[first] if elsewhere else self._hung()
         return next((error for error in found.values() if not isinstance(error, errors.PeerLostError)), found[first])
 
     def _hung(self) -> RankzeroError:
         """Those that were left when the others had given up waiting."""
-        words = [f"process {self.rank(local)}{place}" for local, place in sorted(self._late.items())]
-        what = f"the other processes waited in vain for {', '.join(words)}"
-        return ServiceError(what, hint=_AGAIN)
+        return ServiceError(f"the other processes waited in vain for {self._late_in_words()}", hint=_AGAIN)
+
+    def _late_in_words(self) -> str:
+        return ", ".join(f"process {self.rank(local)}{place}" for local, place in sorted(self._late.items()))
 
     def report(self) -> str:
         """Rank 0's report as JSON."""
@@ -313,6 +319,8 @@ class Workers:
         if code < 0:
             name = signal.Signals(-code).name
             hint = "the machine may be out of memory: lower train.micro_batch_tokens" if name == "SIGKILL" else ""
+            if name == "SIGABRT" and self._late and not tail:  # NCCL's words, if they were, went to the terminal
+                hint = f"if it says above that a collective timed out, it waited for {self._late_in_words()}"
             return RankzeroError(
                 f"process {rank} was killed by {name}\n{tail}".rstrip(), where=self.name(local), hint=hint
             )
@@ -333,6 +341,11 @@ def _innermost(stack: str) -> str:
     """
     frames = re.findall(r'^Current thread .*\n  File "(.*)", line (\d+) in (.*)\n', stack, flags=re.MULTILINE)
     return "{}:{} in {}".format(*frames[-1]) if frames else ""
+
+
+def in_collective(place: str) -> bool:
+    """Whether a process that is at `file:line in function` waits for others, or reads what they have brought."""
+    return "distributed_c10d" in place or place.endswith((" in sums_of_step", " in sum_over_ranks", " in wait_for_sum"))
 
 
 def _is_suspended(process: subprocess.Popen[bytes]) -> bool:

@@ -95,6 +95,31 @@ def test_the_one_that_was_waited_for_is_named_with_its_place(two: Two, monkeypat
     assert re.search(r"waited in vain for process 1 at .*stand_in.py:\d+ in main", str(failure)), failure
 
 
+@pytest.mark.parametrize(("places", "of_this_node"), [("c.py:9 in sums_of_step", False), ("m.py:7 in forward", True)])
+def test_of_several_nodes_those_that_wait_as_well_are_not_who_was_waited_for(
+    places: str, of_this_node: bool, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the same collective, for a process on another node, which finds out for itself."""
+    monkeypatch.setattr(two.workers, "_ranks", Ranks(0, 2, 4))
+    monkeypatch.setattr(two.workers, "ask_for_stacks", lambda: {1: places})
+    two.lost_its_peer(0)
+    wait_for(lambda: two.left(0))
+    two.workers.end_late_peers()
+    failure = two.workers.failure()
+    assert isinstance(failure, ServiceError) and isinstance(failure, PeerLostError) is not of_this_node
+    assert ("waited in vain for process 1" in str(failure)) is of_this_node
+
+
+def test_an_abort_whose_words_nobody_has_names_those_that_were_late(two: Two) -> None:
+    """Local rank 0 of one machine speaks to the terminal, also where NCCL ends it for a collective's time limit."""
+    two.workers.processes[0].send_signal(signal.SIGABRT)
+    wait_for(lambda: two.left(0))
+    two.workers.end_late_peers()
+    failure = str(two.workers.failure())
+    assert "process 0 was killed by SIGABRT" in failure
+    assert re.search(r"that a collective timed out, it waited for process 1 at .*stand_in.py:\d+ in main", failure)
+
+
 @pytest.mark.parametrize(("activity", "late"), [("save", False), ("rows", True)])
 def test_what_a_stopped_one_s_peer_still_saves_is_not_cut_off(two: Two, activity: str, late: bool) -> None:
     """However long the stopped one has been gone, and whatever it said last."""
