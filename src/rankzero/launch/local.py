@@ -87,6 +87,8 @@ class _Local:
         self._stop_at: float | None = None
         self._asked_by: int = signal.SIGTERM
         self._workers: Workers | None = None
+        self._recorded = False
+        """Whether restarts.jsonl says what ended a start."""
         self._unheard: list[int] = []
         """Signals for workers that are still being started."""
 
@@ -134,11 +136,11 @@ class _Local:
         saved, where = self._newest()
         if refused := self._restarts.refused(saved):
             if self._restarts.made:
-                raise _given_up(failure, refused)
+                raise self._given_up(failure, refused)
             raise failure
         self._restarts.make(saved)
         self._record(failure, saved)
-        self._say(f"[RESTART] {failure.problems[0]}")
+        self._say("\n".join([f"[RESTART] {failure.problems[0]}", *_notes(failure)]))
         self._say(f"[RESTART] {self._restarts.made} of {self._restarts.most}: starting again from {where}")
         if self.pause(PAUSE_SECONDS[min(self._restarts.idle, len(PAUSE_SECONDS)) - 1]):
             hint = "give the same command again to continue"
@@ -186,24 +188,31 @@ class _Local:
             "exit_code": int(failure.exit_code),
             "where": self._redact(problem.where),
             "what": self._redact(problem.what),
+            "hint": self._redact(problem.hint),
+            "traceback": self._redact("\n".join(_notes(failure))),
         }
         try:
             with self._run_dir.restarts.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            self._recorded = True
         except FileNotFoundError:  # it has no directory yet
             return
         except OSError as error:  # a note only: it hides no failure and ends no run
             self._say(f"[RESTART] not noted in {self._run_dir.restarts}: {error.strerror or error}")
 
+    def _given_up(self, failure: RankzeroError, refused: str) -> RankzeroError:
+        """The last failure, and that there were others before it."""
+        first, *rest = failure.problems
+        kept = "; restarts.jsonl in the run directory has what ended each start" if self._recorded else ""
+        given_up = type(failure)([Problem(first.what, first.where, f"{refused}{kept}. {first.hint}".strip()), *rest])
+        for note in _notes(failure):
+            given_up.add_note(note)
+        return given_up
+
     def _say(self, text: str) -> None:
         write_stderr(self._redact(printable(f"{datetime.now():%H:%M:%S} {text}\n")))
 
 
-def _given_up(failure: RankzeroError, refused: str) -> RankzeroError:
-    """The last failure, and that there were others before it."""
-    first, *rest = failure.problems
-    hint = f"{refused}; restarts.jsonl in the run directory has what ended each start. {first.hint}".strip()
-    given_up = type(failure)([Problem(first.what, first.where, hint), *rest])
-    for note in getattr(failure, "__notes__", []):
-        given_up.add_note(note)
-    return given_up
+def _notes(failure: RankzeroError) -> list[str]:
+    """The traceback of an internal error."""
+    return list(getattr(failure, "__notes__", []))

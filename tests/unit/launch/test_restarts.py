@@ -88,6 +88,7 @@ def test_a_failed_start_is_followed_by_another_and_why_is_kept(
     spec = small_spec(tmp_path, tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrst")
     poisoned = RankzeroError("no answer for hf_abcdefghijklmnopqrst", where="hub \udcff")
+    poisoned.add_note("Traceback: line 7, hf_abcdefghijklmnopqrst")
     starts = Starts(spec, monkeypatch, (5, killed(7)), (5, poisoned), (10, "done"))
     assert local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3) == "done"
     assert starts.count == 3 and starts.paused == [1.0, 10.0]
@@ -101,6 +102,11 @@ def test_a_failed_start_is_followed_by_another_and_why_is_kept(
         (1, 5, 70, "rank 1 on gpu-a"),
         (2, 5, 70, "hub \udcff"),
     ]
+    assert [(line["hint"], line["traceback"]) for line in lines] == [
+        ("memory?", ""),
+        ("", "Traceback: line 7, [hidden]"),
+    ], "an internal error is followed by a start as well, and nobody could find it"
+    assert "no answer for [hidden]\nTraceback: line 7, [hidden]\n" in said
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
@@ -122,6 +128,16 @@ def test_it_is_given_up_with_the_last_cause(tmp_path: Path, monkeypatch: pytest.
         ended.value
     )
     assert "restarts.jsonl" in str(ended.value) and "memory?" in str(ended.value)
+
+
+def test_a_run_that_never_had_a_directory_is_given_up_without_naming_a_file_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tmp_path)
+    Starts(spec, monkeypatch, *((None, ServiceError("the Hub does not answer", hint="network?")) for _ in range(9)))
+    with pytest.raises(ServiceError, match="restarts of max_restarts are used up. network\\?") as ended:
+        local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=2)
+    assert "restarts.jsonl" not in str(ended.value) and not run_root(spec).exists()
 
 
 @pytest.mark.parametrize("error", [StoppedError("stopped"), ConfigError("wrong"), DataError("bad")])
