@@ -18,6 +18,8 @@ from rankzero.launch.node.submission import Submission
 
 TICK_SECONDS = 0.5
 PARTING_SECONDS = 2.0
+RETRY_SECONDS = 0.5
+"""How long after a connection that could not be taken the next one is waited for."""
 MOST_NAMED = 9
 """Missing nodes that are told by number."""
 
@@ -64,14 +66,27 @@ class Server:
             channel.close()
 
     def _accept(self) -> None:
+        told = False
         while not self._closed.is_set():
             try:
-                connection, _address = self._socket.accept()
-            except OSError:
-                return  # closed
+                self._let_in()
+            except OSError as error:
+                if self._closed.wait(RETRY_SECONDS):
+                    return
+                if not told:  # too many files are open, say, or one that came is gone again
+                    told = True
+                    self._say(f"a connection could not be taken, which is tried on: {error.strerror or error}")
+
+    def _let_in(self) -> None:
+        """Wait for a connection, and begin to listen to it. Raises OSError."""
+        connection, _address = self._socket.accept()
+        try:
             channel = Channel(connection, self._received)
-            channel.open()
-            self.challenge(channel)
+        except OSError:
+            connection.close()
+            raise
+        channel.open()
+        self.challenge(channel)
 
     def challenge(self, channel: Channel) -> None:
         """Ask who is there. Nothing is told to whoever cannot answer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import socket
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 
 from rankzero.errors import ConfigError, ServiceError, StoppedError
 from rankzero.launch.node import client as client_module
+from rankzero.launch.node import server as server_module
 from rankzero.launch.node.client import Client, Wait
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.platform import Place
@@ -181,6 +184,24 @@ def test_a_proxy_that_takes_connections_for_node_0_is_not_waited_for_without_end
 def test_a_port_that_is_taken_is_named() -> None:
     with serving() as (server, _), pytest.raises(ServiceError, match=f"port {server.port}"):
         Server(server.port, Coordinator(2, 2), IDENTITY, OURS, lambda _text: None)
+
+
+def test_a_connection_that_cannot_be_taken_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where too many files are open for a moment, or where somebody hangs up at once."""
+    taken, own = itertools.count(), socket.socket.accept
+
+    def accept(listening: socket.socket) -> tuple[socket.socket, Any]:
+        if next(taken) < 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return own(listening)
+
+    monkeypatch.setattr(server_module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with serving() as (server, said):
+        first = node(0, server.port)
+        assert first.connect(never, wait())
+        first.close()
+    assert next(taken) > 2 and len(said) == 1 and "Too many open files" in said[0]
 
 
 def test_many_nodes_are_not_told_of_each_other_one_by_one() -> None:
