@@ -71,18 +71,16 @@ class Coordinator:
         self, node: int, code: int, now: float, *, peer_lost: bool = False, why: Message | None = None
     ) -> list[Order]:
         """The processes of a node are over; `why` is what they said of it."""
+        if code in NEVER_RETRIED:  # also of one that failed while the others had begun to gather, and are not back yet
+            others = [other for other in range(self.num_nodes) if other != node]
+            self.ended[node] = code
+            return self._tell(others, {"end": code, "because": f"node {node} failed", **(why or {})})
         if node not in self.running:
             return []
         if peer_lost:
             self.blamed[node] = now
             return []
         self.ended[node] = code
-        if code in NEVER_RETRIED:
-            return [
-                Order(other, {"end": code, "because": f"node {node} failed", **(why or {})})
-                for other in self.present
-                if other != node
-            ]
         if code not in (ExitCode.DONE, ExitCode.STOPPED):
             return self._gather(f"node {node} failed with exit code {code}", but=node)
         return self.tick(now)

@@ -56,6 +56,16 @@ def test_codes_that_are_never_retried_end_all() -> None:
     assert told(running().node_ended(2, 65, 1.0), "end") == {0: 65, 1: 65}
 
 
+def test_codes_that_are_never_retried_end_those_too_that_gather() -> None:
+    """Two nodes fail at once, and the others hear of the second one when they have begun to gather for the first."""
+    coordinator = running(4)
+    coordinator.node_ended(1, 70, 1.0)
+    coordinator.joined(0, 1.5)
+    orders = coordinator.node_ended(2, 65, 2.0, why={"because": "node 2: a row is bad"})
+    assert told(orders, "end").keys() >= {0, 3}, "one is back already, one still ends its processes"
+    assert set(told(orders, "because").values()) == {"node 2: a row is bad"}
+
+
 def test_other_failures_are_the_failing_nodes_alone() -> None:
     orders = running().node_ended(2, 70, 1.0)
     assert set(told(orders, "again")) == {0, 1}
