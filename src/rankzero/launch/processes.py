@@ -29,6 +29,7 @@ from rankzero.run_dir.handover import (
     STACK_FILE_VARIABLE,
     STARTED_VARIABLE,
     read_error,
+    room_for_a_start,
 )
 from rankzero.spec.run_options import RunOptions
 
@@ -118,8 +119,9 @@ class Workers:
                 "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._directory / "nccl-"),
                 "TORCH_FR_DUMP_TEMP_FILE": str(self._directory / "nccl-trace-rank-"),
             }
-            with (self._directory / f"stdout-{local}").open("wb") as stdout:
-                stderr = open_stderr(local)
+            with room_for_a_start():
+                stdout, stderr = (self._directory / f"stdout-{local}").open("wb"), open_stderr(local)
+            with stdout:
                 self.processes.append(
                     subprocess.Popen(
                         [sys.executable, "-P", "-m", "rankzero.start", self._module, str(payload)],

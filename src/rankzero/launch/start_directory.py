@@ -15,9 +15,10 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from rankzero.run_dir.handover import room_for_a_start
 from rankzero.run_dir.lease import BOOT_ID
 
 PREFIX = "rankzero-start-"
@@ -30,17 +31,18 @@ def start_directory() -> Iterator[Path]:
     """A new directory, gone at the end. Those of this machine's processes that were killed go first: they could not do
     it. On a volume that locks nothing none but one's own goes."""
     prefix = f"{PREFIX}{_machine()}-"
-    _remove_abandoned(Path(tempfile.gettempdir()), prefix)
-    with tempfile.TemporaryDirectory(prefix=prefix) as name, _kept_from_ageing(name):
-        directory = Path(name)
-        unseen = directory / f"{_HELD}.new"  # else another start could meet it before it is locked
-        held = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
+    with ExitStack() as stack:
+        with room_for_a_start():
+            _remove_abandoned(Path(tempfile.gettempdir()), prefix)
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+            stack.enter_context(_kept_from_ageing(name))
+            directory = Path(name)
+            unseen = directory / f"{_HELD}.new"  # else another start could meet it before it is locked
+            held = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
+            stack.callback(os.close, held)
             if _is_locked(held):  # else it stays unseen
                 unseen.rename(directory / _HELD)
-            yield directory
-        finally:
-            os.close(held)
+        yield directory
 
 
 def _is_locked(file: int) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero import errors
 from rankzero.errors import Problem, RankzeroError
-from rankzero.run_dir.atomic import write_json
+from rankzero.run_dir.atomic import place_given_by, storage_errors, write_json
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -64,10 +65,18 @@ def read_beat(path: Path) -> Beat | None:
         return None
 
 
+@contextmanager
+def room_for_a_start() -> Iterator[None]:
+    """Around what is written to the place for temporary files: raises StorageError where that takes nothing."""
+    with place_given_by("the variable TMPDIR"), storage_errors(os.environ.get("TMPDIR") or "/tmp"):
+        yield
+
+
 def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:
-    """The file that workers are started with."""
+    """The file that workers are started with. Raises StorageError."""
     payload = directory / "run.json"
-    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": options.to_json()}))
+    with room_for_a_start():
+        payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": options.to_json()}))
     return payload
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +28,10 @@ from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import Ranks, Workers
 from rankzero.redaction import Redactor
+from rankzero.run_dir.handover import write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
+from rankzero.spec.run_options import RunOptions
 from tests.support.ports import free_port
 from tests.support.runs import run_here, run_root, small_spec
 
@@ -361,6 +365,29 @@ def test_a_node_whose_place_was_taken_leaves(tmp_path: Path) -> None:
     assert isinstance(error, StoppedError)
     assert "another pod has taken the place of node 1" in str(error)
     assert script.sent == [], "it has no say in the run any more"
+
+
+def test_a_full_place_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended as an internal error."""
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    for takes_nothing in ("TemporaryDirectory", "gettempdir"):
+        with monkeypatch.context() as full:
+            full.setattr(tempfile, takes_nothing, no_room)
+            error, _ = Play(tmp_path).run()
+        assert isinstance(error, StorageError) and error.exit_code == 74
+        assert str(error).startswith("/scratch: No space left on device") and "TMPDIR" in str(error)
+
+
+def test_a_place_for_temporary_files_that_is_full_a_moment_later_is_named(tmp_path: Path) -> None:
+    spec = small_spec(tmp_path, tmp_path)
+    with pytest.raises(StorageError, match="TMPDIR"):
+        write_payload(tmp_path / "gone", spec, RunOptions())
+    with pytest.raises(StorageError, match="TMPDIR"):
+        Workers(tmp_path / "gone", Ranks(0, 1, 1)).start(tmp_path, os.environ, 0.0, lambda _local: None)
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("module", ["__main__", "prepare"])
