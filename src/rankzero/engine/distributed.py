@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rankzero.engine.device import Device
-from rankzero.errors import ConfigError, PeerLostError
+from rankzero.errors import ConfigError, PeerLostError, ServiceError
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE
 
 LONGEST_WAIT = timedelta(minutes=30)
@@ -69,7 +69,8 @@ def world_from_env(env: dict[str, str]) -> World:
 
 @contextmanager
 def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator[None]:
-    """Join the other processes for the duration. A single one joins nobody, but what it opens itself is closed."""
+    """Join the other processes for the duration. A single one joins nobody, but what it opens itself is closed. Raises
+    ServiceError where rank 0's port is another program's."""
     if world.world_size == 1:
         try:
             yield
@@ -77,18 +78,32 @@ def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator
             if dist.is_initialized():
                 dist.destroy_process_group()
         return
-    dist.init_process_group(
-        device.backend,
-        init_method=env.get(RENDEZVOUS_VARIABLE, "env://"),
-        rank=world.rank,
-        world_size=world.world_size,
-        timeout=LONGEST_WAIT,
-        device_id=device.torch_device if device.kind == "cuda" else None,
-    )
+    with _meeting_place(env):
+        dist.init_process_group(
+            device.backend,
+            init_method=env.get(RENDEZVOUS_VARIABLE, "env://"),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=LONGEST_WAIT,
+            device_id=device.torch_device if device.kind == "cuda" else None,
+        )
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _meeting_place(env: dict[str, str]) -> Iterator[None]:
+    """Around what opens it: whose port is taken has lost no peer."""
+    try:
+        yield
+    except dist.DistError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        hint = "another program listens there: with host networking, one node of all runs fits on a host"
+        where = f"MASTER_PORT {env.get('MASTER_PORT', '')}".strip()
+        raise ServiceError("this port is taken on the host of rank 0", where=where, hint=hint) from error
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ import rankzero
 from rankzero.engine import context_group
 from rankzero.engine.context_group import _gather
 from rankzero.engine.device import pick_device
-from rankzero.engine.distributed import World, process_group, world_from_env
-from rankzero.errors import ConfigError
+from rankzero.engine.distributed import World, lost_a_peer, process_group, world_from_env
+from rankzero.errors import ConfigError, PeerLostError, ServiceError
 from tests.support.forked import in_ranks
 
 PLACE = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -32,6 +33,20 @@ def test_a_launcher_says_it() -> None:
 def test_without_a_rank_a_process_is_alone_whatever_else_is_set(left_over: dict[str, str]) -> None:
     """As in a shell or an image in which another launcher's variables were exported: nobody would come to meet it."""
     assert world_from_env({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", **left_over}) == World()
+
+
+def test_a_port_that_is_taken_is_no_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other nodes would wait for whoever was lost, and nobody was."""
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", port)
+        with (
+            pytest.raises(ServiceError, match=f"MASTER_PORT {port}: this port is taken") as caught,
+            process_group(World(0, 0, 2, 1), pick_device(0), dict(os.environ)),
+        ):
+            pass
+    assert not isinstance(caught.value, PeerLostError) and not lost_a_peer(caught.value)
 
 
 SINCE_TORCH_2_11 = {
