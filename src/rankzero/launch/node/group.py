@@ -216,7 +216,19 @@ class _Group:
 
     def is_alive(self) -> bool:
         """Whether anything of it runs."""
-        return self.is_led() or bool(_marked(self.mark))
+        return self.is_led() or bool(self._processes())
+
+    def signal_each(self, number: int) -> None:
+        """To all that come of it, whatever group they have made for themselves."""
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _processes(self) -> set[int]:
+        """By their mark; and by their session or group, since a title that a process gives itself (setproctitle, as in
+        vLLM and Ray) may be written over its environment."""
+        is_its_number = bool(self.started) and _started(self.leader) in ("", self.started)
+        return {*_marked(self.mark), *(_members(self.leader) if is_its_number else ())}
 
     def signal(self, number: int) -> None:
         """To the leader's group, unless its number is another process's by now."""
@@ -241,14 +253,14 @@ def begin(root: Path, order: Order, work: Path, output: IO[bytes] | None = None)
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        process_group=0,
+        start_new_session=True,  # and a group: what its processes put into groups of their own stays in the session
     )
     led = replace(group, leader=process.pid, started=_started(process.pid))
     try:
         led.write(root)
     except UnnotedError:
         led.signal(signal.SIGKILL)
-        _signal_marked(led.mark, signal.SIGKILL)
+        led.signal_each(signal.SIGKILL)
         process.wait()
         raise
     return process, group.mark
@@ -273,11 +285,11 @@ def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, onl
     while group.is_alive() and time.monotonic() < deadline:
         if not orphans_told and not group.is_led():  # nobody else would tell them
             orphans_told = True
-            _signal_marked(group.mark, signal.SIGTERM)
+            group.signal_each(signal.SIGTERM)
         meanwhile()
         time.sleep(_POLL_SECONDS)
     group.signal(signal.SIGKILL)
-    _signal_marked(group.mark, signal.SIGKILL)
+    group.signal_each(signal.SIGKILL)
     return True
 
 
@@ -289,20 +301,25 @@ def _wait(process: subprocess.Popen[bytes], beat: Beat) -> int:
             beat.check()
 
 
-def _signal_marked(mark: str, number: int) -> None:
-    for pid in _marked(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def _started(pid: int) -> str:
     """When a process started, in ticks since boot, which tells it from a later one of its number; empty where it is
     gone, or has ended and only waits to be collected."""
+    fields = _stat(pid)
+    return fields[19] if fields else ""
+
+
+def _stat(pid: int | str) -> list[str]:
+    """What /proc says of a process from its state on; nothing where it is gone, or only waits to be collected."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+        return []
+    return [] if not fields or fields[0] in "ZX" else fields
+
+
+def _members(leader: int) -> list[int]:
+    """Processes of the session or the group that this one leads, or led."""
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and str(leader) in _stat(pid)[2:4]]
 
 
 def _marked(mark: str) -> list[int]:

@@ -232,6 +232,35 @@ def test_where_its_leader_cannot_be_noted_it_is_ended_at_once(pod: Pod, monkeypa
     assert (pod.work / "new").exists() and not group.end_group(pod.root), "nothing of it runs"
 
 
+TITLED = """
+import ctypes, os, time
+words = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(words[47]), int(words[48])
+ctypes.memset(start, 0, end - start)
+with open(f"staged-{os.getpid()}", "w") as file:
+    file.write("")
+os.rename(file.name, f"titled-{os.getpid()}")
+time.sleep(60)
+"""
+"""What setproctitle does: its place for the title is the environment."""
+
+
+def test_what_has_written_over_its_environment_ends_with_its_command(pod: Pod) -> None:
+    """As vLLM's and Ray's processes, whose memory and GPU the next command needs; launchers give them groups."""
+    script = f"""
+import glob, subprocess, sys, time
+for group in ({{}}, {{"process_group": 0}}):
+    subprocess.Popen([sys.executable, "-c", {TITLED!r}], **group)
+while len(glob.glob("titled-*")) < 2:
+    time.sleep(0.01)
+sys.exit(3)
+"""
+    process = pod.run(script, id="1")
+    assert process.wait(60) == 3
+    titled = [int(path.name.removeprefix("titled-")) for path in pod.work.glob("titled-*")]
+    assert len(titled) == 2 and not any(group._started(pid) for pid in titled)
+
+
 def test_a_program_that_is_not_there_is_told_as_a_shell_would(pod: Pod) -> None:
     assert group.run(pod.root, group.Order(["no-such-program"], {}), pod.work) == 127
 
