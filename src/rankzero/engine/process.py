@@ -25,6 +25,7 @@ from rankzero.run_dir.handover import (
     PARENT_VARIABLE,
     STACK_FILE_VARIABLE,
     read_payload,
+    room_for_a_start,
     write_error,
 )
 from rankzero.spec.run_options import RunOptions
@@ -66,7 +67,8 @@ def hand_over(error: Exception) -> int:
         trace = traceback.format_exc()
     redact = Redactor(os.environ)
     try:
-        write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, redact)
+        with room_for_a_start():
+            write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, redact)
     except StorageError as unwritten:  # the launcher keeps the exit code, and what it has of these lines
         write_stderr(redact(printable(f"{known}\n{trace}\nnot handed over: {unwritten}\n")))
     return known.exit_code

@@ -165,6 +165,7 @@ def test_an_error_for_which_there_is_no_room_keeps_its_exit_code_and_is_told(
     assert hand_over(DataError("not valid JSON, canary-4711", where="rows.jsonl:1", hint="mend it")) == 65
     said = capsys.readouterr().err
     assert "rows.jsonl:1: not valid JSON" in said and "mend it" in said and "canary" not in said
+    assert "TMPDIR" in said and "output_dir" not in said
 
 
 def test_a_name_that_is_no_utf_8_is_handed_over_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
