@@ -38,6 +38,7 @@ ROWS_KEYS = frozenset(
 _REFUSED = {
     b"PK\x03\x04": ("zip", "unpack it first: unzip FILE"),
     b"PARE": ("Parquet file with encryption", "write it without encryption"),
+    b"\x04\x22\x4d\x18": ("lz4", "unpack it first: lz4 -d FILE"),
     b"7z\xbc\xaf\x27\x1c": ("7-Zip", "unpack it first: 7z x FILE"),
     b"SQLite format 3": ("SQLite", "export the table as CSV: sqlite3 -header -csv FILE 'select * from NAME'"),
     b"\x89HDF": ("HDF5", "write it as JSON lines first"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Literal, Protocol
 
 from rankzero.errors import ConfigError, StorageError
@@ -16,8 +17,9 @@ PACKINGS: dict[bytes, Packing] = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\xfd7zX": "xz",
     b"BZh": "bzip2",
+    **{bytes([0x50 + number]) + b"\x2a\x4d\x18": "zstd" for number in range(16)},
 }
-"""By the first bytes of a file."""
+"""By the first bytes of a file. The last are frames that a reader of zstd skips, as pzstd begins with (RFC 8878)."""
 
 
 class Remote(Protocol):
@@ -77,11 +79,19 @@ def blocks(path: Place, packing: Packing | None, size: int, on_read: OnRead = _u
                     on_read(file.tell())
                     yield block
                 return
-            while block := file.read(size):
+            while block := _read_whole(file, size):
                 on_read(file.tell())
                 yield block
     except OSError as error:  # the file could be opened before: what fails now is the volume
         raise StorageError(f"reading failed: {error.strerror or error}", where=str(path)) from error
+
+
+def _read_whole(file: BinaryIO, size: int) -> bytes:
+    """So much, or what is left. One read of a file on a network may bring less."""
+    block = file.read(size)
+    while block and len(block) < size and (more := file.read(size - len(block))):
+        block += more
+    return block
 
 
 def _unpacked(file: BinaryIO, path: Place, packing: Packing, size: int) -> Iterator[bytes]:
@@ -93,28 +103,67 @@ def _unpacked(file: BinaryIO, path: Place, packing: Packing, size: int) -> Itera
     if not pa.Codec.is_available(packing):
         hint = f"pip install --force-reinstall pyarrow, or unpack it first: {unpack_command(packing, path)}"
         raise ConfigError(f"this build of pyarrow cannot read {packing} files", where=str(path), hint=hint)
-    yield from _read(pa.CompressedInputStream(file, packing), file, packing, size, (OSError, pa.ArrowException))
+    yield from _by_pyarrow(pa.CompressedInputStream(file, packing), file, packing, size, pa.ArrowException)
 
 
 def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
-    """What the standard library unpacks."""
+    """What the standard library unpacks, a stream at a time: its own files take what begins no further stream for the
+    end, whatever comes after it."""
     import bz2
     import lzma
 
-    with lzma.LZMAFile(file) if packing == "xz" else bz2.BZ2File(file) as stream:
-        yield from _read(stream, file, packing, size, (OSError, lzma.LZMAError))
+    new: Callable[[], Any] = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ) if packing == "xz" else bz2.BZ2Decompressor
+    stream, block = new(), b""
+    try:
+        while True:
+            if stream.eof:
+                rest = _behind_a_stream(file, stream.unused_data, packing, size)
+                if not rest:
+                    break
+                stream = new()
+            else:
+                rest = file.read(size) if stream.needs_input else b""
+                if not rest and stream.needs_input:
+                    raise EOFError
+            block += stream.decompress(rest, size - len(block))
+            if len(block) == size:
+                yield block
+                block = b""
+    except EOFError as error:
+        if block:
+            yield block
+        raise _damage(file, packing, "truncated") from error
+    except (OSError, lzma.LZMAError) as error:
+        if getattr(error, "errno", None):
+            raise
+        if block:
+            yield block
+        raise _damage(file, packing, str(error)) from error
+    if block:
+        yield block
 
 
-def _read(
-    stream: Any, file: BinaryIO, packing: Packing, size: int, damage: tuple[type[Exception], ...]
-) -> Iterator[bytes]:
-    """What `stream` unpacks of `file`; `damage`: what it raises where that is damaged, or the volume fails."""
+def _behind_a_stream(file: BinaryIO, rest: bytes, packing: Packing, size: int) -> bytes:
+    """What comes after a stream; `rest` is known of it. Behind one of xz lie zeros at times, in fours. Raises
+    DamagedError."""
+    zeros = 0
+    while rest := rest or file.read(size):
+        begins = rest.lstrip(b"\0") if packing == "xz" else rest
+        zeros += len(rest) - len(begins)
+        rest = begins
+        if rest:
+            break
+    if zeros % 4:
+        raise _damage(file, packing, "it has zeros behind a stream, and not in fours")
+    return rest
+
+
+def _by_pyarrow(stream: Any, file: BinaryIO, packing: Packing, size: int, damage: type[Exception]) -> Iterator[bytes]:
+    """What `stream` unpacks of `file`; `damage`: what it raises where that is damaged."""
     while True:
         try:
             block = stream.read(size)
-        except EOFError as error:
-            raise _damage(file, packing, "truncated") from error
-        except damage as error:
+        except (OSError, damage) as error:
             if getattr(error, "errno", None):
                 raise
             raise _damage(file, packing, str(error)) from error
@@ -145,6 +194,9 @@ def _damage(file: BinaryIO, packing: Packing, message: str) -> DamagedError:
     if "runcated" in message:
         hint = "was the download or the copy cut off? compare its size with the original's"
         return DamagedError("cut-off file", f"the {packing} data is cut off at byte {at} of the file", hint)
+    if "too much memory" in message:  # of zstd, beyond 128 MiB
+        hint = "unpack it first: zstd -d --long=31 FILE"
+        return DamagedError("not a data file", f"the {packing} data refers back further than is read here", hint)
     what = f"the {packing} data is damaged, at or before byte {at} of the file: {message}"
     return DamagedError("damaged file", what, "copy or download the file again")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.read.containers import json_lines
+from rankzero.data.read.containers import json_lines, stream
 from rankzero.data.read.sources import probe, read_chunks, rows_bytes
 from rankzero.errors import ConfigError, DataError
 from tests.unit.data.read.containers.reading import (
@@ -36,8 +39,10 @@ PLAIN = {
     "f.parquet": as_parquet(ROWS),
 }
 
+PACKS = [".gz", ".zst", ".xz", ".bz2"]
 
-@pytest.mark.parametrize("pack", [".gz", ".zst", ".xz", ".bz2"])
+
+@pytest.mark.parametrize("pack", PACKS)
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("size", [1, 10, 1 << 20])
 def test_packed_is_as_unpacked(tmp_path: Path, name: str, pack: str, size: int) -> None:
@@ -54,13 +59,13 @@ def test_packing_is_seen_from_the_bytes_not_the_name(tmp_path: Path) -> None:
     assert rows(put(tmp_path / "h.csv", zst(as_csv(ROWS)))) == ROWS
 
 
-@pytest.mark.parametrize("pack", [gz, zst])
-def test_parts_written_one_after_the_other_are_one_file(tmp_path: Path, pack: type[bytes]) -> None:
+@pytest.mark.parametrize("pack", PACK.values(), ids=PACK)
+def test_parts_written_one_after_the_other_are_one_file(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     path = put(tmp_path / "f", b"".join(pack(part) for part in (b'{"text"', b':"a"}\n', jsonl(ROWS))))
     assert rows(path) == [{"text": "a"}, *ROWS]
 
 
-@pytest.mark.parametrize("pack", [".gz", ".zst", ".xz", ".bz2"])
+@pytest.mark.parametrize("pack", PACKS)
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_prefix_is_a_located_problem(tmp_path: Path, name: str, pack: str) -> None:
     content = PACK[pack](PLAIN[name])
@@ -73,7 +78,7 @@ def test_every_prefix_is_a_located_problem(tmp_path: Path, name: str, pack: str)
             list(read_chunks(str(path)))
 
 
-@pytest.mark.parametrize("pack", [".gz", ".zst", ".xz", ".bz2"])
+@pytest.mark.parametrize("pack", PACKS)
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.csv"])
 def test_a_large_file_that_is_cut_off_gives_its_rows_and_where_it_ends(tmp_path: Path, name: str, pack: str) -> None:
     given = [{"text": f"{i * i * 2654435761 % 2**32:x}" * 3, "label": str(i)} for i in range(40_000)]
@@ -86,6 +91,67 @@ def test_a_large_file_that_is_cut_off_gives_its_rows_and_where_it_ends(tmp_path:
     problem = found[-1][2]
     assert problem is not None and problem.reason == "cut-off file" and problem.line == found[-1][0]
     assert f"byte {path.stat().st_size} of the file" in problem.what
+
+
+def begun_wrong(packed: bytes) -> bytes:
+    return packed[:2] + bytes([packed[2] ^ 0xFF]) + packed[3:]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("after", ["not packed", "a stream that begins wrong", "zeros"])
+def test_what_follows_a_part_and_is_none_is_a_problem(tmp_path: Path, after: str, pack: str) -> None:
+    """Python's own readers of bzip2 and xz end there in silence, whatever comes after it."""
+    one = PACK[pack](jsonl(ROWS))
+    follows = {"not packed": jsonl(ROWS), "a stream that begins wrong": begun_wrong(one) + one, "zeros": bytes(6)}
+    path = put(tmp_path / f"f.jsonl{pack}", one + follows[after])
+    problem = probe(str(path)) or problems(path, 1 << 20)[-1]
+    assert problem.reason in ("damaged file", "cut-off file")
+
+
+def test_xz_may_have_zeros_behind_a_stream(tmp_path: Path) -> None:
+    one = PACK[".xz"](jsonl(ROWS))
+    assert rows(put(tmp_path / "f.jsonl.xz", one + bytes(8) + one + bytes(4))) == ROWS + ROWS
+
+
+def test_frames_of_several_threads_are_one_file(tmp_path: Path) -> None:
+    """`pzstd` begins each part with a frame that says its length, and that readers skip."""
+    part = zst(jsonl(ROWS))
+    framed = b"\x50\x2a\x4d\x18\x04\x00\x00\x00" + len(part).to_bytes(4, "little") + part
+    assert rows(put(tmp_path / "f.jsonl.zst", framed + framed)) == ROWS + ROWS
+
+
+def test_zstd_that_looks_back_too_far_is_no_damage(tmp_path: Path) -> None:
+    """As `zstd --long=31` writes it: a frame of one block as it stands, with a window of 2 GiB."""
+    plain = jsonl(ROWS)
+    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (len(plain) << 3 | 1).to_bytes(3, "little") + plain
+    path = put(tmp_path / "f.jsonl.zst", frame)
+    problem = probe(str(path))
+    assert problem is not None and problem.reason == "not a data file"
+    assert problem.hint == "unpack it first: zstd -d --long=31 FILE"
+
+
+def test_lz4_is_named(tmp_path: Path) -> None:
+    problem = probe(str(put(tmp_path / "f.jsonl.lz4", b"\x04\x22\x4d\x18" + bytes(20))))
+    assert problem is not None and problem.what == "is a lz4 file, not rows"
+
+
+@pytest.mark.parametrize("pack", PACK)
+def test_blocks_are_the_same_however_much_a_read_brings(
+    tmp_path: Path, pack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network's file system may bring less than it is asked for, and who reads each n-th block counts them."""
+    content = jsonl([{"text": f"{i * i * 2654435761 % 2**32:x}" * 3} for i in range(4_000)])
+    packing = cast(stream.Packing | None, {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}.get(pack))
+    path = str(put(tmp_path / "f", PACK[pack](content)))
+    whole = [len(block) for block in stream.blocks(path, packing, 10_000)]
+    assert set(whole[:-1]) == {10_000}
+
+    class Short(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(size if size is None or size < 100 else size // 3) or b""
+
+    monkeypatch.setattr(stream, "opened", lambda place, buffered: Short(place))
+    assert [len(block) for block in stream.blocks(path, packing, 10_000)] == whole
 
 
 def test_damage_says_where(tmp_path: Path) -> None:
