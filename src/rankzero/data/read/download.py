@@ -81,6 +81,8 @@ def _fetch(file: RemoteFile, target: Path, network: Network) -> None:
 
 def _complete(file: RemoteFile, partial: Path, network: Network, advance: Progress) -> None:
     """Read on until all of it is there. Raises ServiceError where that fails TRIES times in a row without a byte."""
+    if file.size is None:  # what an earlier start left may be all of it, behind which no place has anything
+        partial.unlink(missing_ok=True)
     failures = told = 0
     while True:
         have = partial.stat().st_size if partial.exists() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 
@@ -35,6 +35,12 @@ _ABOUT_DATA = frozenset(
 )
 """JSON files that describe data and hold no rows."""
 
+_OTHER_PACKINGS = (".zip", ".lz4", ".br", ".lzma", ".z", ".7z", ".rar", ".sz", ".snappy", ".tar")
+"""What names of packed files end in that are not unpacked here."""
+
+_OF_MAP = re.compile(r"cache-.*\.arrow")
+"""What `map` and `filter` of the library datasets leave beside the rows that they were given."""
+
 _SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -58,7 +64,13 @@ def is_data_file(name: str) -> bool:
 def files_of_directory(names: Iterable[str], where: str) -> tuple[str, ...] | Problem:
     """The data files among the names of a directory and of the folders in it, sorted; or why it is not clear which of
     them are meant."""
-    found = sorted(name for name in names if is_data_file(name) and not _in_hidden_folder(name))
+    shown = {name for name in names if not _in_hidden_folder(name)}
+    found = sorted(name for name in shown if is_data_file(name) and not _is_of_map(name, shown))
+    unread = sorted(name for name in shown if (inside := _packed_otherwise(name)) and inside not in found)
+    if unread:
+        others = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        what = f"the directory holds {unread[0]}{others}, packed in a way that is not read here"
+        return Problem(what, where, "unpack it, or name the files that are meant")
     if not found:
         hint = f"looked for {', '.join(_KINDS)}, packed or not, in its folders too"
         return Problem("the directory holds no data files", where, hint)
@@ -78,6 +90,18 @@ def files_of_directory(names: Iterable[str], where: str) -> tuple[str, ...] | Pr
         first = next(iter(splits.values()))[0]
         return Problem(what, where, f"name the files that are meant: {where.rstrip('/')}/{first}")
     return tuple(found)
+
+
+def _is_of_map(name: str, beside: Collection[str]) -> bool:
+    path = PurePosixPath(name)
+    return _OF_MAP.fullmatch(path.name) is not None and str(path.with_name("dataset_info.json")) in beside
+
+
+def _packed_otherwise(name: str) -> str:
+    """The name of what a file holds; empty where it is not packed, or holds no data by its name."""
+    suffix = next((suffix for suffix in _OTHER_PACKINGS if _unpacked(name.lower()).endswith(suffix)), "")
+    inside = _unpacked(name)[: -len(suffix)] if suffix else ""
+    return inside if inside and is_data_file(inside) else ""
 
 
 def _in_hidden_folder(name: str) -> bool:

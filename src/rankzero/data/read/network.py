@@ -236,7 +236,7 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
     if isinstance(error, PermissionError) or status in (401, 403) or "NoCredentialsError" in kinds:
         hint = _LOGIN if where.startswith("hf://") or "://" not in where else "see that credentials for it are set"
         return AccessError(f"access is refused: {said}", where=where, hint=hint)
-    hint = "is the network reachable from here? what was downloaded is kept: the same command goes on from there"
+    hint = "is the network reachable from here? the same command goes on from what came of files of known length"
     return ServiceError(f"it cannot be read: {type(error).__name__}: {said}", where=where, hint=hint)
 
 

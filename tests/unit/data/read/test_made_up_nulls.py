@@ -15,7 +15,7 @@ import pytest
 
 from rankzero.data.convert.convert import convert
 from rankzero.data.inspect.validate import check
-from rankzero.data.read.containers.arrow_rows import MADE_UP, NO_NUMBER
+from rankzero.data.read.containers.arrow_rows import MADE_UP, NO_NUMBER, rows_of_batch
 from rankzero.data.read.sources import read_chunks
 from rankzero.data.rows.chunks import apart, pack, rows_of
 from rankzero.data.rows.conversation import Conversation
@@ -127,3 +127,29 @@ def test_both_rules_of_a_row_are_counted(tmp_path: Path) -> None:
     assert check([SourceSpec(path=str(tmp_path / "rows.parquet"))]).counts.rules == {MADE_UP: 2, NO_NUMBER: 2}
     (chunk,) = read_chunks(str(tmp_path / "rows.parquet"))
     assert [part.rules for part in apart(chunk)] == [chunk.rules]
+
+
+def test_numbers_of_lists_in_objects_are_counted_too(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["q"] * 2, "completion": ["a"] * 2, "meta": [{"p": [math.nan]}, {"p": [1.0]}]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    (chunk,) = read_chunks(str(tmp_path / "rows.parquet"))
+    assert chunk.rules == {0: (NO_NUMBER,)}
+
+
+LISTS = {
+    "list": pa.list_,
+    "large list": pa.large_list,
+    "list of a fixed size": lambda of: pa.list_(of, 1),
+    "list view": pa.list_view,
+    "large list view": pa.large_list_view,
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_of_every_kind(kind: str) -> None:
+    call = pa.struct({"name": pa.string(), "arguments": pa.struct({"a": pa.int64(), "b": pa.int64()})})
+    calls = [[{"name": "f", "arguments": {"a": 1}}], [{"name": "g", "arguments": {"b": 2}}]]
+    batch = pa.record_batch([pa.array(calls, LISTS[kind](call))], names=["tool_calls"])
+    found = list(rows_of_batch(batch, 1))
+    assert [json.loads(line)["tool_calls"] for line, _ in found] == calls
+    assert [said for _, said in found] == [(MADE_UP,)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,29 @@ def test_patterns_are_sorted_and_reach_into_folders() -> None:
 def test_a_directory_is_its_data_files() -> None:
     make("d/part-1.parquet", "d/part-0.parquet", "d/README.md", "d/.hidden.parquet", "d/_SUCCESS", "d/state.json")
     assert located("d").files == ("d/part-0.parquet", "d/part-1.parquet")
+
+
+def test_what_map_of_datasets_leaves_beside_its_rows_is_none_of_them() -> None:
+    """As in its cache of a data set; files of that name elsewhere are somebody's rows."""
+    make("d/alpaca-train.arrow", "d/dataset_info.json", "d/cache-1c2d3e4f5a6b7c8d.arrow", "d/tmpx1y2z3")
+    make("e/cache-1.arrow", "e/cache-2.arrow")
+    assert located("d").files == ("d/alpaca-train.arrow",)
+    assert located("e").files == ("e/cache-1.arrow", "e/cache-2.arrow")
+    assert located("d/*.arrow").files == ("d/alpaca-train.arrow", "d/cache-1c2d3e4f5a6b7c8d.arrow")
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.zip", "x/b.jsonl.lz4", "b.csv.br", "b.jsonl.tar.gz"])
+def test_files_that_are_packed_otherwise_are_not_left_out(name: str) -> None:
+    make("d/a.jsonl", f"d/{name}")
+    problem = fault("d")
+    assert problem.what == f"the directory holds {name}, packed in a way that is not read here"
+    assert problem.hint == "unpack it, or name the files that are meant"
+    assert located("d/a.jsonl").files == ("d/a.jsonl",)
+
+
+def test_what_was_unpacked_is_there() -> None:
+    make("d/a.jsonl", "d/a.jsonl.zip", "d/code.zip", "d/stats.json.zip", "d/notes.tar.gz", "d/.hidden.csv.zip")
+    assert located("d").files == ("d/a.jsonl",)
 
 
 @pytest.mark.parametrize("path", ["d", "d/*.jsonl", "d/**/*.jsonl"])
@@ -204,6 +228,28 @@ def test_a_download_that_never_works_is_an_error_and_keeps_what_came(own_cache: 
     assert partial.stat().st_size == 10 and not list(own_cache.rglob("x.jsonl"))
     located("s3://b/x.jsonl", network)
     assert network.reads[-1] == ("s3://b/x.jsonl", 10)
+
+
+def test_what_came_of_a_file_of_unknown_length_may_be_all_of_it(own_cache: Path) -> None:
+    """Behind which a server has nothing to give: whoever is killed before the file has its name begins again."""
+    unknown = RemoteFile("x.jsonl", "s3://b/x.jsonl", None, "1")
+
+    class Killed(FakeNetwork):
+        def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+            yield from super().read(file, start)
+            raise KeyboardInterrupt
+
+    class Refusing(FakeNetwork):
+        def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+            if start >= len(self.files[file.url]):
+                raise ServiceError("416: the requested range cannot be satisfied", where=file.url)
+            yield from super().read(file, start)
+
+    with pytest.raises(KeyboardInterrupt):
+        download(unknown, Killed({"s3://b/x.jsonl": b"all"}))
+    (partial,) = own_cache.rglob("*.partial")
+    assert partial.read_bytes() == b"all"
+    assert Path(download(unknown, Refusing({"s3://b/x.jsonl": b"all"}))).read_bytes() == b"all"
 
 
 def test_a_file_of_another_length_is_not_taken(own_cache: Path) -> None:

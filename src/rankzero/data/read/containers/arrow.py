@@ -131,7 +131,9 @@ def _is_list(kind: Any) -> bool:
 
 
 def _stored(column: Any) -> Any:
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
+    """JSON stays: it is known by its type."""
+    extended = isinstance(column, pa.ExtensionArray) and column.type.extension_name != "arrow.json"
+    return column.storage if extended else column
 
 
 def _without_bytes(column: Any) -> Any:

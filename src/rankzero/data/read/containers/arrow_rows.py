@@ -83,6 +83,9 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, Said | None]]
             return
         yield b"", _value_problem(first, names, batch.columns)
         return
+    parsers = [(place, parse) for place, column in enumerate(columns) if (parse := _parser(column.type))]
+    for place, parse in parsers:
+        values[place] = [_each(parse, value) for value in values[place]]
     tidiers = [(place, tidy) for place, column in enumerate(columns) if (tidy := _tidier(column.type))]
     finders = [(place, find) for place, column in enumerate(columns) if (find := _unreal_finder(column.type))]
     for number, row in enumerate(zip(*values, strict=True), first):
@@ -95,6 +98,41 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, Said | None]]
         except TypeError as error:
             hint = "write the column as text or numbers, or leave it out of the file"
             yield repr(row).encode(errors="replace"), RowProblem(number, "value without JSON", str(error), hint)
+
+
+def _parser(kind: Any) -> Callable[[Any], Any] | None:
+    """What puts into a value of this type the JSON that it holds as text, as the library datasets keeps what has a type
+    of its own in each row (`Json()`); None where there is none."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _json if kind.extension_name == "arrow.json" else _parser(kind.storage_type)
+    if pa.types.is_map(kind):
+        of_item = _parser(kind.item_type)
+        return None if of_item is None else lambda pairs: [(key, _each(of_item, item)) for key, item in pairs]
+    if _is_list(kind):
+        inner = _parser(kind.value_type)
+        return None if inner is None else lambda values: [_each(inner, one) for one in values]
+    if not pa.types.is_struct(kind):
+        return None
+    members = {field.name: parse for field in kind if (parse := _parser(field.type))}
+    if not members:
+        return None
+    return lambda value: value | {name: _each(parse, value[name]) for name, parse in members.items()}
+
+
+def _each(parse: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else parse(value)
+
+
+def _json(text: str | bytes) -> orjson.Fragment:
+    """As it is, in the line of its row: it may be over several, and in a string of JSON is no line break."""
+    plain = text if isinstance(text, bytes) else text.encode()
+    return orjson.Fragment(plain.replace(b"\r", b" ").replace(b"\n", b" "))
+
+
+def _is_list(kind: Any) -> bool:
+    types = pa.types
+    views = (types.is_list_view, types.is_large_list_view)
+    return any(is_one(kind) for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list, *views))
 
 
 MADE_UP = "null members of tool calls and tools, which a table's columns make up, are left out"
@@ -110,7 +148,7 @@ def _tidier(kind: Any, inside: bool = False) -> Callable[[Any], bool] | None:
 
     A column has one type: each row's arguments have the members of all rows. Which nulls were in the data is not known.
     """
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if _is_list(kind):
         inner = _tidier(kind.value_type, inside)
         return None if inner is None else lambda values: any([inner(one) for one in values if one is not None])
     if not pa.types.is_struct(kind):
@@ -141,8 +179,8 @@ def _unreal_finder(kind: Any, inside: bool = False) -> Callable[[Any], bool] | N
     A number in a column of its own is not asked about: NaN is how tables have what is missing."""
     if inside and pa.types.is_floating(kind):
         return _is_unreal
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = _unreal_finder(kind.value_type)
+    if _is_list(kind):
+        inner = _unreal_finder(kind.value_type, inside)
         return None if inner is None else lambda values: any(inner(one) for one in values if one is not None)
     if not pa.types.is_struct(kind):
         return None
@@ -198,11 +236,13 @@ def _with_times(kind: Any, other: Callable[[Any], Any]) -> Any:
     if types.is_map(kind):
         item = kind.item_field.with_type(_with_times(kind.item_type, other))
         return pa.map_(_with_times(kind.key_type, other), item)
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+    if not _is_list(kind):
         return kind
     value = kind.value_field.with_type(_with_times(kind.value_type, other))
     if types.is_fixed_size_list(kind):
         return pa.list_(value, kind.list_size)
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        return kind if value.type == kind.value_type else pa.large_list(value)  # which no view is cast within
     return pa.large_list(value) if types.is_large_list(kind) else pa.list_(value)
 
 
