@@ -61,6 +61,11 @@ class OnCluster:
         process was asked to stop before the place had it."""
         if time.monotonic() < self._next:
             return None
+        stop = _Stop()
+        with signals_also_to(stop.hear):
+            return self._start(spec, known, stop)
+
+    def _start(self, spec: RunSpec, known: Known, stop: _Stop) -> TrialStart | None:
         try:
             rendered = self._rendered(spec)
             before = None if known.before is None else self._rendered(known.before)
@@ -71,7 +76,7 @@ class OnCluster:
             if run is None or not run.is_its(noted=known.is_noted):
                 run = self._found(*rendered, known.submitted if before is None else ())
             self._has_answered = True
-            begun = self._begun(run, known)
+            begun = self._begun(run, known, stop)
         except SilentError as error:
             if not self._has_answered:
                 raise
@@ -97,7 +102,7 @@ class OnCluster:
             plan, objects, run_status(there), JoinedEvidence(there).annotation(labels.SPEC_HASH), digest, submitted
         )
 
-    def _begun(self, run: _Found, known: Known) -> TrialStart:
+    def _begun(self, run: _Found, known: Known, stop: _Stop) -> TrialStart:
         """Go on with a run by what is there of its name. Raises ConfigError where that is finished, and another's."""
         status, name = run.status, str(run.plan.run.name)
         if status.phase == "Succeeded" and not run.is_same:
@@ -110,44 +115,40 @@ class OnCluster:
         ):
             known.note(name, run.there)
         elif is_under_way and run.there and not run.is_same:
-            self._submit(run)  # is refused, unless the other one ends at this moment
+            # It is refused, unless the other one ends at this moment; a stop meanwhile is not for the other one.
+            self._backend.submit(run.objects, self._say)
             known.note(name, run.digest)
         else:
             known.note(name, run.digest)
-            self._submit(run)
+            self._submit(run, stop)
         return _Submitted(self._backend, run.plan, self._say)
 
-    def _submit(self, run: _Found) -> None:
+    def _submit(self, run: _Found, stop: _Stop) -> None:
         """Where the run is prepared for first, which may take long, a stop that comes meanwhile is carried out there at
-        once. Raises as the backend, and _StoppedMeanwhileError in place of what a stop brings about."""
+        once, and after one that came before nothing is submitted. Raises as the backend, and _StoppedMeanwhileError in
+        place of what a stop brings about."""
+        where = f"run {run.plan.name}"
+        if stop.heard:
+            raise _StoppedMeanwhileError("it was stopped before it was submitted", where=where)
         if kind_section(self._cluster.kind).on_hosts:  # sbatch waits for nothing
             self._backend.submit(run.objects, self._say)
             return
-        asked, ended = SimpleQueue[bool](), threading.Event()
-        stopping = threading.Thread(target=self._cancel_until, args=(run.plan.name, asked, ended), daemon=True)
+        ended = threading.Event()
+        arguments = (run.plan.name, stop.asked, ended)
+        stopping = threading.Thread(target=self._cancel_until, args=arguments, daemon=True)
         stopping.start()
-        heard: list[int] = []
-        failed: RankzeroError | None = None
-
-        def hear(number: int) -> None:
-            heard.append(number)
-            asked.put(True)
-
         try:
-            with signals_also_to(hear):
-                self._backend.submit(run.objects, self._say)
+            self._backend.submit(run.objects, self._say)
         except RankzeroError as error:
-            if not heard:
+            ended.set()
+            if not stop.heard:
                 raise
-            failed = error
+            stopping.join()  # what it tells the place is not cut off by the end of this process
+            what = f"it was stopped while it was submitted: {error.problems[0].what}"
+            raise _StoppedMeanwhileError(what, where=where) from error
         finally:
             ended.set()
-            asked.put(False)
-        if heard:
-            stopping.join()
-        if failed is not None:
-            what = f"it was stopped while it was submitted: {failed.problems[0].what}"
-            raise _StoppedMeanwhileError(what, where=f"run {run.plan.name}") from failed
+            stop.asked.put(False)
 
     def _cancel_until(self, name: str, asked: SimpleQueue[bool], ended: threading.Event) -> None:
         """Once it is asked, until the submit has ended: what that makes a moment later is to be cancelled too."""
@@ -168,6 +169,19 @@ class OnCluster:
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
+
+
+class _Stop:
+    """Whether this process has been asked to stop since a trial's start began."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        self.asked = SimpleQueue[bool]()
+        """True for each time; what waits for it is ended with False."""
+
+    def hear(self, _number: int) -> None:
+        self.heard = True
+        self.asked.put(True)
 
 
 class _StoppedMeanwhileError(StoppedError):

@@ -661,6 +661,50 @@ def test_a_stop_is_heard_while_a_trial_is_prepared(
         assert len(place.told) >= 3 and said.count("nothing of trial-000 runs here") == 1
 
 
+def test_a_stop_before_a_submit_is_heard_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While files are hashed, say, and the place is asked what it has of that name."""
+    monkeypatch.setattr(there, "run_status", lambda evidence: replace(run_status(evidence), phase="Stopped"))
+    said = list[str]()
+
+    class Asked(Place):
+        def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().collect(run, log_lines=log_lines)
+
+    place = Asked()
+    trainer = there.OnCluster(cast("Backend", place), on_a_claim(tmp_path, "docker"), tmp_path, "me", said.append)
+    record, sweep = recorded(tmp_path)
+    with pytest.raises(StoppedError, match="0 of 3 trials are over"):
+        loop.SweepRun(sweep, record, trainer, 1, said.append).to_its_end()
+    assert place.submitted == place.told == [] and record.trials[0].state == "running"
+
+
+def test_a_stop_is_not_for_a_run_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a trial's name, with another spec, under way: the submit is refused, and a stop meanwhile cancels nothing."""
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(there, "run_status", lambda evidence: replace(run_status(evidence), phase="Running"))
+    monkeypatch.setattr(there.JoinedEvidence, "annotation", lambda _self, _name: "another's")
+
+    class Refusing(Place):
+        def submit(self, objects: Sequence[Manifest], say: Callable[[str], None], *, replace: bool = False) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.all_told.wait(0.2)  # a cancel would come now
+            raise ConfigError("is under way with another spec")
+
+        def cancel(self, run: str, say: Callable[[str], None]) -> None:
+            self.told.append(run)
+            self.all_told.set()
+
+    place = Refusing()
+    trainer = there.OnCluster(
+        cast("Backend", place), on_a_claim(tmp_path, "docker"), tmp_path, "me", lambda _line: None
+    )
+    record, sweep = recorded(tmp_path)
+    with pytest.raises((ConfigError, StoppedError)):
+        loop.SweepRun(sweep, record, trainer, 1, lambda _line: None).to_its_end()
+    assert place.told == []
+
+
 def test_runs_that_are_removed_at_their_end_are_refused(tmp_path: Path, cluster: FakeCluster) -> None:
     with (tmp_path / "cluster.yaml").open("a") as file:
         file.write("ttl_seconds_after_finished: 0\n")

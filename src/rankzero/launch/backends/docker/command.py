@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -155,6 +156,12 @@ def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]
     return process, process.stdout
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End one that was started here, and what it runs where `docker` is a script."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[bytes] | None) -> Answer:
     """Run a command to its end; its output is heard as it comes. It does not hear Ctrl-C: the caller ends it. Where the
     caller is gone, its input ends."""
@@ -182,7 +189,7 @@ def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[by
             errors.join()
             code = process.wait()
         finally:
-            process.kill()
+            end(process)
             feeding.join()  # nobody reads any more
     return Answer(code, "", err.replace(b"\0", b"").decode(errors="replace"))
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import IO
 
 from rankzero.launch.backend import LogLine
-from rankzero.launch.backends.docker.command import Docker, follow, refusal
+from rankzero.launch.backends.docker.command import Docker, end, follow, refusal
 from rankzero.launch.log_lines import read_stamp
 
 
@@ -91,7 +91,7 @@ def followed(
                     streams[identity] = _open(identity, source, lines)
     finally:
         for process, thread in streams.values():
-            process.kill()
+            end(process)
             _close(process, thread)
 
 

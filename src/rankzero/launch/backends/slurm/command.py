@@ -265,7 +265,7 @@ def _execute(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Ans
             capture_output=True,
             check=False,
             env=dict(env),
-            process_group=0,  # Ctrl-C is for whoever asked: it may want the answer all the same
+            start_new_session=True,  # Ctrl-C is for whoever asked; and a wrapper has no terminal to wait for
         )
     except FileNotFoundError as error:
         hint = "submit from a login node of the cluster, or choose another cluster"
