@@ -128,7 +128,7 @@ class OnCluster:
         once, and after one that came before nothing is submitted. Raises as the backend, and _StoppedMeanwhileError in
         place of what a stop brings about."""
         where = f"run {run.plan.name}"
-        if stop.heard:
+        if stop.was_heard():
             raise _StoppedMeanwhileError("it was stopped before it was submitted", where=where)
         if kind_section(self._cluster.kind).on_hosts:  # sbatch waits for nothing
             self._backend.submit(run.objects, self._say)
@@ -141,7 +141,7 @@ class OnCluster:
             self._backend.submit(run.objects, self._say)
         except RankzeroError as error:
             ended.set()
-            if not stop.heard:
+            if not stop.was_heard():
                 raise
             stopping.join()  # what it tells the place is not cut off by the end of this process
             what = f"it was stopped while it was submitted: {error.problems[0].what}"
@@ -175,12 +175,15 @@ class _Stop:
     """Whether this process has been asked to stop since a trial's start began."""
 
     def __init__(self) -> None:
-        self.heard = False
+        self._heard = False
         self.asked = SimpleQueue[bool]()
         """True for each time; what waits for it is ended with False."""
 
+    def was_heard(self) -> bool:
+        return self._heard
+
     def hear(self, _number: int) -> None:
-        self.heard = True
+        self._heard = True
         self.asked.put(True)
 
 
