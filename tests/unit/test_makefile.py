@@ -51,4 +51,4 @@ def test_no_test_runs_where_lint_fails(linted: int, tmp_path: Path) -> None:
         (tmp_path / name).touch()
     done = subprocess.run(["make", "test", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False)
     ran = (tmp_path / "ran").read_text()
-    assert (done.returncode == 0, ran.count("--collect-only"), " and not slow" in ran) == (not linted, 1, not linted)
+    assert (done.returncode == 0, ran.count("--collect-only"), " or slow or " in ran) == (not linted, 1, not linted)
