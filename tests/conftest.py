@@ -27,13 +27,14 @@ look_seldom()  # while a million objects are made that stay: modules and what is
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what slow.txt names. Raises UsageError where a file of which all tests are collected lacks one of those."""
+    """Mark what slow.txt names. Raises UsageError where a file of which all tests are collected lacks one of those;
+    of some alone they are where tests are named, or only those that failed are run again."""
     lines = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
     slow = {line for line in lines if line and not line.startswith("#")}
     for item in items:
         if item.nodeid in slow:
             item.add_marker("slow")
-    if not any("::" in argument for argument in config.args):
+    if not config.getoption("lf", default=False) and not any("::" in argument for argument in config.args):
         whole = {item.nodeid.partition("::")[0] for item in items}
         lost = sorted(slow - {item.nodeid for item in items})
         if gone := [name for name in lost if name.partition("::")[0] in whole]:
