@@ -184,7 +184,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "sharding": session.parallel.name,
         "offload": spec.train.offload,
         "tokens of a pass": str(session.memory.micro_batch_tokens),
-        **({"passes at once": str(session.memory.passes_at_once)} if cpu else {}),
+        **({"passes at once": passes_at_once(session.memory.passes_at_once)} if cpu else {}),
         "recomputed activations": yes(session.memory.gradient_checkpointing),
         "attention": session.attention.implementation or "auto",
         "rows end to end": yes(session.attention.padding_free),
@@ -194,6 +194,11 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         **{name: str(size) for name, size in groups.items() if size > 1},
         **{name: environment["versions"].get(name, "none") for name in ("torch", "transformers", "peft")},
     }
+
+
+def passes_at_once(count: int) -> str:
+    """Several are cut so that all of them end together; versions that said their number alone cut them as one by one."""
+    return str(count) if count == 1 else f"{count} in rounds"
 
 
 _EARLIER = {"passes at once": "1"}

@@ -200,7 +200,7 @@ def build_session(
             same_passes=parallel.same_passes,
             slices=spec.train.context_parallel,
         )
-        made.keep_apart(borders)
+        made.cut_by(borders, memory.passes_at_once)
         return made
 
     balance = None

@@ -297,6 +297,7 @@ def make_forecast(
         pass_cost=memory.plan.pass_cost_tokens,
         packed=conditions.packed,
         borders=conditions.borders,
+        at_once=memory.plan.passes_at_once,
     )
     return Forecast(
         run=str(spec.name),

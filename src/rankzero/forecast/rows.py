@@ -59,6 +59,7 @@ def passes_a_step(
     pass_cost: int,
     packed: bool,
     borders: Sequence[int] = (),
+    at_once: int = 1,
 ) -> float | None:
     """Of the process that has the most, on average over the first steps; None where rows are not known yet. Rows are
     divided among this many processes, or groups of processes that share their passes. Those that are longer than one of
@@ -71,7 +72,7 @@ def passes_a_step(
 
     def cut(rows: Indices) -> list[Indices]:
         if packed:
-            return packed_batches(rows, lengths, max_tokens=max_tokens)
+            return packed_batches(rows, lengths, max_tokens=max_tokens, at_once=at_once)
         return micro_batches(rows, lengths, max_tokens=max_tokens, pass_cost=pass_cost)
 
     counts = []

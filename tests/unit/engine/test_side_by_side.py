@@ -427,9 +427,9 @@ def test_going_on_with_another_number_at_a_time_is_said(
         wide_enough(patch)
         with pytest.raises(StoppedError):
             run_here(spec, log_level="INFO", hooks=stop_in(4))
-    assert "not bit-exactly: passes at once: 1 before, 2 now\n" in log(spec)
+    assert "not bit-exactly: passes at once: 1 before, 2 in rounds now\n" in log(spec)
     run_here(spec, log_level="INFO")
-    assert "not bit-exactly: passes at once: 2 before, 1 now\n" in log(spec)
+    assert "not bit-exactly: passes at once: 2 in rounds before, 1 now\n" in log(spec)
     assert (run_root(spec) / "final").is_dir()
 
 

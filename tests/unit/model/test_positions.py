@@ -172,7 +172,7 @@ def test_rows_with_other_positions_have_other_passes(model_type: str, collator: 
             pass_cost=1000,
             same_passes=False,
         )
-        plan.keep_apart(borders)
+        plan.cut_by(borders)
         passes = plan.everything().passes
         assert sorted(np.concatenate(passes).tolist()) == list(range(len(data)))
         return max(

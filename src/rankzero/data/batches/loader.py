@@ -112,6 +112,7 @@ class Batches:
         self._max_tokens, self._pass_cost = max_tokens * slices, pass_cost
         self._same_passes = same_passes
         self._borders: Sequence[int] = ()
+        self._at_once = 1
         self._sizes = sizes_in_passes(dataset, packed=collator.packed)
         self._longest = longest_sequences(dataset)
         self._epoch = -1
@@ -119,9 +120,10 @@ class Batches:
         self._ahead: Ahead[_Pass, MicroBatch] = Ahead(partial(_collated, dataset, collator), same=_same_pass)
         """Knows the rows, not this plan: without a cycle, all of it goes, thread and maps, with whoever holds it."""
 
-    def keep_apart(self, borders: Sequence[int]) -> None:
-        """Have rows that are longer than one of these ascending lengths share no pass with those that are not."""
-        self._borders = borders
+    def cut_by(self, borders: Sequence[int], at_once: int = 1) -> None:
+        """Have rows that are longer than one of these ascending lengths share no pass with those that are not, and
+        passes without padding come in a number that fits so many at a time."""
+        self._borders, self._at_once = borders, at_once
 
     def step(self, *, seed: int, epoch: int, step_in_epoch: int, size: int) -> Work:
         """The global batch of a step, a function of (seed, epoch, step) alone, and this rank's passes through it."""
@@ -171,7 +173,7 @@ class Batches:
 
     def _cut(self, share: Indices) -> list[Indices]:
         if self._collator.packed:
-            return packed_batches(share, self._sizes, max_tokens=self._max_tokens)
+            return packed_batches(share, self._sizes, max_tokens=self._max_tokens, at_once=self._at_once)
         return micro_batches(share, self._sizes, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
 
     def collated(

@@ -73,27 +73,36 @@ def micro_batches(
     return passes[::-1]
 
 
-def packed_batches(rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int) -> list[Indices]:
+def packed_batches(
+    rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int, at_once: int = 1
+) -> list[Indices]:
     """Cut rows into few passes of at most `max_tokens` tokens, without padding, all of about the same size.
 
     Passes as full as possible would take the most memory and leave a small one at the end, for which a GPU waits while
     the host starts its kernels. So rows are divided as among ranks, into as few passes as their tokens need, into one
     more, or into as many as come of putting each row, longest first, into the fullest that has room (best-fit
     decreasing); where each of these has a pass that is too long, they are filled so. A row longer than `max_tokens`
-    makes a pass alone.
+    makes a pass alone. Of `at_once` passes that are computed at the same time none has to wait for another's end: where
+    rows allow it, that number divides theirs.
     """
     order = rows[np.argsort(-lengths[rows], kind="stable")]
     longer = int((lengths[order] > max_tokens).sum())
     alone, others = [order[place : place + 1] for place in range(longer)], order[longer:]
     if not len(others):
         return alone
+
+    def in_rounds(count: int) -> int:
+        """So many passes, or a few more that fill the last round."""
+        return min(len(others), -(-(longer + count) // at_once) * at_once - longer)
+
     # As few as their tokens, and those of which no two fit together, leave room for.
     fewest = max(-(-int(lengths[others].sum()) // max_tokens), int((2 * lengths[others] > max_tokens).sum()))
-    if (even := _even(others, lengths, fewest, max_tokens)) is not None:
+    if (even := _even(others, lengths, in_rounds(fewest), max_tokens)) is not None:
         return alone + even
     filled = _best_fit(others, lengths, max_tokens)
-    for count in (fewest + 1, len(filled)):
-        if count <= len(filled) and (even := _even(others, lengths, count, max_tokens)) is not None:
+    most = in_rounds(len(filled))
+    for count in (in_rounds(fewest + 1), most):
+        if count <= most and (even := _even(others, lengths, count, max_tokens)) is not None:
             return alone + even
     return alone + filled
 

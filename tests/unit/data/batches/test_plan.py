@@ -88,6 +88,26 @@ def test_packed_passes_of_a_step_share_its_tokens() -> None:
     assert sum(loads) == 20400 and len(loads) == 2 and max(loads) - min(loads) <= 200
 
 
+@given(values=lengths, budget=st.integers(200, 4000), at_once=st.integers(2, 4))
+def test_passes_that_are_computed_at_the_same_time_end_together(values: np.ndarray, budget: int, at_once: int) -> None:
+    """Five passes, two at a time, take as long as six, and the last one alone."""
+    values = np.minimum(values, budget // 8)
+    passes = packed_batches(np.arange(len(values)), values, max_tokens=budget, at_once=at_once)
+    assert len(passes) % at_once == 0 or len(passes) == len(values)
+    assert sorted(np.concatenate(passes).tolist()) == list(range(len(values)))
+    loads = [int(values[rows].sum()) for rows in passes]
+    assert max(loads) <= budget and max(loads) - min(loads) <= values.max()
+    one_by_one = len(packed_batches(np.arange(len(values)), values, max_tokens=budget))
+    assert len(passes) < one_by_one + at_once, "no round more"
+
+
+def test_longer_rows_count_in_a_round() -> None:
+    """One makes a pass alone."""
+    values = np.array([900, 200, 180, 160, 140, 120], dtype=np.int32)
+    passes = packed_batches(np.arange(6), values, max_tokens=512, at_once=2)
+    assert [int(values[rows].sum()) for rows in passes][0] == 900 and len(passes) == 4
+
+
 @pytest.mark.parametrize("shortest", [1100, 700, 100])
 def test_a_cut_of_many_rows_divides_them_three_times_at_most(shortest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than half a pass would else be divided anew for each pass that they need beyond their tokens."""
