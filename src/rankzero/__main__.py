@@ -32,6 +32,9 @@ def main() -> None:
     from rankzero.cli.first_line import leave_out_first_line, say_first_line
 
     say_first_line()
+    from rankzero.cache.import_structure import keep_import_structure
+
+    keep_import_structure()
     from rankzero.stderr import outlive_readers
 
     outlive_readers()

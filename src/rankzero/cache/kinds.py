@@ -30,6 +30,7 @@ KINDS = {
     "streams": Kind("windows of streamed rows", "read again"),
     "digests": Kind("hashes of files", "read again"),
     "tokenizers": Kind("fingerprints of tokenizers", "a forecast without torch, until the next start"),
+    "imports": Kind("which module of transformers defines what", "read again"),
     "timings": Kind("measured speeds", "a guess, until the next run"),
     "prepared": Kind("marks of a cluster's preparations", "the run that waits for one", prunable=False),
 }
