@@ -16,6 +16,7 @@ from rankzero.model.float32_sums import sum_in_float32
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.norms import fuse_norms
 from rankzero.model.own_dropout import leave_own_dropout_out
+from rankzero.model.rescaling import leave_weights_as_they_are
 from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.spec.run_spec import RunSpec
 
@@ -24,6 +25,7 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
     """Have the model's layers compute as this run does on this device, in place. Returns what `compile_blocks` does."""
     if not keeps_own_dropout(spec):
         leave_own_dropout_out(model)
+    leave_weights_as_they_are(model)
     dropping = place_dropout(model, places) > 0
     fused = fused_of(spec, device.kind)
     if fused.adapters:

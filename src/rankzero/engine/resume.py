@@ -197,7 +197,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
 
 
 def passes_at_once(count: int) -> str:
-    """Several are cut so that all of them end together; versions that said their number alone cut them as one by one."""
+    """Several are cut so that all of them end together; a version that said their number alone cut them otherwise."""
     return str(count) if count == 1 else f"{count} in rounds"
 
 

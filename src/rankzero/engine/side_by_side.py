@@ -46,6 +46,8 @@ _ONE_BY_ONE = "[TRAIN] passes are computed one by one: %s"
 
 Loss = Callable[[Lane, MicroBatch], tuple[torch.Tensor, torch.Tensor]]
 """The loss of a pass, and what of it is minimised: scalars."""
+Ask = Callable[[Lane, MicroBatch], str]
+"""Why passes may not be computed in any order, by one of them; "" where they may."""
 Done = tuple[MicroBatch, torch.Tensor, torch.Tensor]
 """A pass, its loss, and what to call `backward` of: scalars."""
 
@@ -65,12 +67,13 @@ class OneByOne:
 class SideBySide:
     """Several at a time."""
 
-    def __init__(self, lane: Lane, at_once: int, may: Callable[[MicroBatch], bool]) -> None:
-        """`lane` is on a CPU. `may` is asked of the first pass: it lets the lane find out what it does once, before
-        there are copies, and tells whether passes may be computed in any order. Raises ValueError where something in
-        the model cannot be copied."""
+    def __init__(self, lane: Lane, at_once: int, ask: Ask) -> None:
+        """`lane` is on a CPU. `ask` is asked of the first pass: it lets a lane find out what it does once, before there
+        are copies, and tells why passes may not be computed in any order. Raises ValueError where something in the
+        model cannot be copied."""
         copy_lane(lane)
-        self._lane, self._may, self._at_once = lane, may, at_once
+        self._lane, self._at_once = lane, at_once
+        self._ask: Ask | None = ask
         self._lanes: SimpleQueue[Lane] | None = None
         self._trained = [parameter for parameter in lane.model.parameters() if parameter.requires_grad]
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="pass")
@@ -93,19 +96,21 @@ class SideBySide:
             yield from OneByOne(self._lane).each(together, loss)
 
     def _open(self, first: MicroBatch) -> SimpleQueue[Lane] | None:
-        may, self._may = self._may, _never  # asked once, and not held: whoever asks holds this
+        ask, self._ask = self._ask, None  # asked once, and not held: whoever asks holds this
+        if ask is None:
+            return None
         try:
-            if may(first):
+            # A copy is tried first: what a pass leaves behind in modules goes with it.
+            why = ask(copy_lane(self._lane), first) or ask(self._lane, first)
+            if not why:
                 copies = [copy_lane(self._lane) for _ in range(self._at_once - 1)]
                 lanes: SimpleQueue[Lane] = SimpleQueue()
                 for lane in (self._lane, *copies):
                     lanes.put(lane)
                 return lanes
-            why = "the model draws random numbers, whose order would be left to chance"
         except ValueError as error:
             why = str(error)
-        if may is not _never:
-            logger.info(_ONE_BY_ONE, why)
+        logger.info(_ONE_BY_ONE, why)
         return None
 
     def _at_the_same_time(self, lanes: SimpleQueue[Lane], batches: Iterable[MicroBatch], loss: Loss) -> Generator[Done]:
@@ -154,10 +159,6 @@ _Computed = tuple[MicroBatch, torch.Tensor, list[torch.Tensor | None]]
 """A pass, its loss, and the gradient of each trained weight."""
 
 
-def _never(_first: MicroBatch) -> bool:
-    return False
-
-
 class _Known(torch.autograd.Function):
     """A scalar whose gradients are known: so they are added, and whatever listens to that hears of it, as in any
     backward pass."""
@@ -174,12 +175,12 @@ class _Known(torch.autograd.Function):
         return None, *gradients
 
 
-def lanes_for(lane: Lane, at_once: int, may: Callable[[MicroBatch], bool]) -> SideBySide | None:
+def lanes_for(lane: Lane, at_once: int, ask: Ask) -> SideBySide | None:
     """What computes `at_once` passes of a model, on a CPU; None for a single one, or where it has no copies."""
     if at_once == 1:
         return None
     try:
-        return SideBySide(lane, at_once, may)
+        return SideBySide(lane, at_once, ask)
     except ValueError as error:
         logger.info(_ONE_BY_ONE, error)
         return None

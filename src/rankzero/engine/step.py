@@ -23,6 +23,7 @@ from rankzero.data.batches.collators.text import to_device
 from rankzero.data.batches.loader import Collated, MicroBatch, Work
 from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
+from rankzero.engine.any_order import why_in_order
 from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
@@ -102,7 +103,7 @@ class Stepper:
         """Have so many passes of a step or an evaluation computed at the same time, on a CPU, where it has several. For
         text; a model that cannot be copied computes them one by one."""
         lane = Lane(self._head, self._places, self._parallel.module)
-        self._side_by_side = lanes_for(lane, at_once, self._draws_nothing)
+        self._side_by_side = lanes_for(lane, at_once, self._why_in_order)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -249,19 +250,15 @@ class Stepper:
             return losses, computed, waited.seconds
         return None
 
-    def _draws_nothing(self, batch: MicroBatch) -> bool:
-        """Whether a pass that trains takes no number from this process's stream: in which order several would is left
-        to chance."""
-        few, model = first_tokens(batch), self._parallel.module
-        before, training = _generators(self._device), model.training
-        model.train()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                _begin_pass(self._places, 0, few)
-                self.loss_sum(few)
-                return torch.equal(before, _generators(self._device))
-        finally:
-            model.train(training)
+    def _why_in_order(self, lane: Lane, batch: MicroBatch) -> str:
+        """Why passes may not be computed in any order, by the first tokens of one."""
+        few = first_tokens(batch)
+
+        def compute() -> None:
+            _begin_pass(lane.places, 0, few)
+            self.loss_sum(few, None, lane.head)
+
+        return why_in_order(lane.model, compute)
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:

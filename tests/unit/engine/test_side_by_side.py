@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -20,6 +22,8 @@ from transformers import AutoModelForCausalLM
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
+from rankzero.engine.any_order import why_in_order
+from rankzero.engine.checkpoint import generator_states
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.evaluate import evaluate
@@ -220,9 +224,9 @@ def test_an_evaluation_that_is_to_stop_leaves_nothing_under_way(tiny: Path) -> N
     stepper, parallel, plan = steps_of(tiny, 2, dropout=0.0, **how)
     over, losses = list[int](), stepper.loss_sum
 
-    def count(batch: Any, *more: Any) -> torch.Tensor:
-        loss = losses(batch, *more)
-        over.append(len(batch.rows))
+    def count(batch: Any, seen: Any, head: Any) -> torch.Tensor:
+        loss = losses(batch, seen, head)
+        over.extend([len(batch.rows)] if seen is not None else [])  # else it is looked what passes do
         return loss
 
     stepper.loss_sum = count  # type: ignore[method-assign]
@@ -232,7 +236,7 @@ def test_an_evaluation_that_is_to_stop_leaves_nothing_under_way(tiny: Path) -> N
     )
     begun = len(over)
     assert found is None and parallel.model.training
-    assert begun <= 1 + len(taken) + 3, "that of the look, and those that were under way"
+    assert begun <= len(taken) + 3, "and those that were under way"
     assert len(plan.everything().passes) > begun and torch.get_num_threads() == 2
 
 
@@ -241,8 +245,8 @@ def lane_of(tiny: Path) -> tuple[Lane, Any]:
     return Lane(SupervisedHead(model, model), places, model), model
 
 
-def always(_first: Any) -> bool:
-    return True
+def always(_lane: Any, _first: Any) -> str:
+    return ""
 
 
 def test_what_is_first_ready_waits_for_its_turn(tiny: Path) -> None:
@@ -372,18 +376,81 @@ def test_a_model_that_draws_computes_one_pass_after_the_other(tiny: Path, monkey
         torch.manual_seed(1)
         return model, places
 
-    opened = list[bool]()
+    told = list[str]()
 
-    def told(_self: Any, _batch: Any, ask: Any = Stepper._draws_nothing) -> bool:
-        opened.append(ask(_self, _batch))
-        return opened[-1]
+    def asked(_self: Any, lane: Any, batch: Any, ask: Any = Stepper._why_in_order) -> str:
+        told.append(ask(_self, lane, batch))
+        return told[-1]
 
     found = [gradients(tiny, 2, made=noisy) for _ in range(2)]
     assert found[0][0] == found[1][0], "the same draws in the same order"
-    monkeypatch.setattr(Stepper, "_draws_nothing", told)
+    monkeypatch.setattr(Stepper, "_why_in_order", asked)
     gradients(tiny, 2, made=noisy)
     gradients(tiny, 2)
-    assert opened == [False, True]
+    assert told == ["the model draws random numbers, whose order would be left to chance", "", ""]
+
+
+class Halves(torch.nn.Module):
+    """Divides a weight while it is not trained, as RWKV's model does for float16."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.is_halved = weight, False
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.is_halved == self.training:
+            self.is_halved = not self.training
+            with torch.no_grad():
+                self.weight.mul_(0.5 if self.is_halved else 2)
+        return torch.nn.functional.silu(values)
+
+
+class Switches(torch.nn.Module):
+    """Goes another way for good once rows are short, as BigBird's attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.way = "sparse"
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.way = "full" if values.shape[-2] < 1000 else self.way
+        return torch.nn.functional.silu(values)
+
+
+class DrawsOtherwise(torch.nn.Module):
+    """From a stream that torch knows nothing of."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.draw = (draw,)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(values) * self.draw[0]()
+
+
+@pytest.mark.parametrize("how", ["weights", "way", "numpy", "python"])
+def test_passes_that_leave_something_for_the_next_one_are_computed_in_order(how: str, tiny: Path) -> None:
+    made = {
+        "weights": (lambda model: Halves(model.model.norm.weight), "a pass changes weights of the model"),
+        "way": (
+            lambda _: Switches(),
+            "a pass changes what the next one does in base_model.model.model.layers.1.mlp.act_fn",
+        ),
+        "numpy": (lambda _: DrawsOtherwise(lambda: np.random.rand()), "the model draws random numbers"),
+        "python": (lambda _: DrawsOtherwise(lambda: random.random()), "the model draws random numbers"),
+    }
+    make, why = made[how]
+    lane, model = lane_of(tiny)
+    changed = make(model.get_base_model())
+    model.get_base_model().model.layers[1].mlp.act_fn = changed
+    before = [weight.clone() for weight in model.parameters()]
+    states = generator_states()
+    tokens = torch.arange(3, 11)[None]
+    found = why_in_order(copied := copy_lane(lane).model, lambda: copied(input_ids=tokens))
+    assert found.startswith(why)
+    assert all(torch.equal(one, now) for one, now in zip(before, model.parameters(), strict=True))
+    assert generator_states() == states and model.training
+    assert how != "way" or changed.way == "sparse", "what is tried is a copy"
 
 
 def wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
