@@ -70,11 +70,13 @@ class Saver:
         meta: dict[str, Any],
         keep: int,
         step: int,
+        step_bytes: float = 0.0,
     ) -> None:
         """`meta`: what the manifest says of the run. `keep`: how many checkpoints stay besides the best. `step`: where
-        the run begins or continues. A collective."""
+        the run begins or continues. `step_bytes`: of the host's memory, what a step of this rank takes beyond what is
+        held between two; 0 where it is not known. A collective."""
         self._run_dir, self._lease, self._parallel, self._world = run_dir, lease, parallel, world
-        self._meta, self._keep = meta, keep
+        self._meta, self._keep, self._step_bytes = meta, keep, step_bytes
         self._group = background_group()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -153,7 +155,12 @@ class Saver:
             logger.warning("[CHECKPOINT] while ending: %s", self._failure)
 
     def _has_room(self, nbytes: int) -> bool:
-        return nbytes == 0 or nbytes * self._world.local_world_size < _MOST_OF_MEMORY * available_memory()
+        """For a copy of so many bytes, beside which the next steps need theirs: no gradients are held now."""
+        if nbytes == 0:
+            return True
+        processes, available = self._world.local_world_size, available_memory()
+        beside_a_step = (nbytes + self._step_bytes) * processes < available
+        return nbytes * processes < _MOST_OF_MEMORY * available and beside_a_step
 
     def _write(self, contents: Contents) -> None:
         try:

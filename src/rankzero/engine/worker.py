@@ -157,8 +157,16 @@ def run(
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
         sender.start(anew=meta if saved is None else None)
-        keep, step = spec.checkpoint.keep, position.step
-        saver = Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step)
+        saver = Saver(
+            run_dir,
+            lease,
+            session.parallel,
+            world,
+            meta=meta,
+            keep=spec.checkpoint.keep,
+            step=position.step,
+            step_bytes=session.planned.need.host_bytes_of_a_step,
+        )
         context = RunContext(
             spec=spec,
             options=options,

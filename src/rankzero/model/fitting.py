@@ -15,6 +15,8 @@ from rankzero.spec.shardings import sharding_section
 
 MOST_WAYS = 3
 GB = 10**9
+_BETWEEN_STEPS = ("weights", "copies", "reference", "optimizer", "buffers")
+"""Parts that are held all through a run; the others come and go with each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,13 @@ class Need:
         """The same by what it is for."""
         of_pass = {name: part * self.pass_scale for name, part in self._pass().items()}
         return self._held() | of_pass
+
+    @property
+    def host_bytes_of_a_step(self) -> float:
+        """Of the host's memory, what a step takes beyond what is held between two; none of a GPU's own."""
+        if self.device_kind == "cuda":
+            return 0.0
+        return sum(part for name, part in self.parts.items() if name not in _BETWEEN_STEPS)
 
     def with_pass(self, found: int) -> Need:
         """Where a pass was found to take `found` bytes beside weights, gradients and optimizer: rounded copies of

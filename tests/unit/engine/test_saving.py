@@ -294,6 +294,30 @@ def test_without_memory_for_a_copy_the_step_waits(running: Running, monkeypatch:
     assert run_dir.committed_steps() == [1] and saver.committed == 1
 
 
+@pytest.mark.parametrize(("available", "beside"), [(2.5, False), (20, True)], ids=["tight", "ample"])
+def test_a_copy_leaves_the_next_step_what_it_needs(
+    available: float, beside: bool, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No gradients are held while it is judged: half of what is free then may be what the next step takes."""
+    held, run_dir, lease = running.held, running.run_dir, running.saver._lease
+    writers: list[threading.Thread] = []
+
+    def commit(*arguments: Any, **named: Any) -> None:
+        writers.append(threading.current_thread())
+        commit_directory(*arguments, **named)
+
+    monkeypatch.setattr(saving, "commit_directory", commit)
+    copy = held.snapshot().held
+    monkeypatch.setattr(saving, "available_memory", lambda: int(available * copy))
+    parallel: Any = held
+    for step, step_bytes in ((1, 0), (2, 2 * copy)):
+        with Saver(run_dir, lease, parallel, World(), meta={}, keep=2, step=0, step_bytes=step_bytes) as saver:
+            saver.save(Position(step=step))
+            saver.wait()
+    assert run_dir.committed_steps() == [2, 1]
+    assert [writer is not threading.current_thread() for writer in writers] == [True, beside]
+
+
 def test_the_memory_of_a_copy_is_used_again_where_it_fits() -> None:
     held = Held()
     first = held.snapshot().copied()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankzero.engine import worker
+from rankzero.engine import saving, worker
 from rankzero.engine.checkpoint import generators_kept
 from rankzero.engine.worker import hold, run
 from rankzero.errors import ConfigError, StorageError
@@ -119,3 +119,15 @@ def test_what_another_setting_has_saved_meanwhile_is_not_continued(
     with pytest.raises(ConfigError, match=r"train\.seed"):
         run_here(spec)
     assert "seed: 7" in (run_root(spec) / "run.yaml").read_text()
+
+
+@pytest.mark.parametrize(("available", "waits"), [(400_000, True), (40_000_000, False)], ids=["tight", "ample"])
+def test_steps_wait_for_a_checkpoint_whose_copy_would_take_what_they_need(
+    available: int, waits: bool, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is less than half of what is free in both."""
+    monkeypatch.setattr(saving, "available_memory", lambda: available)
+    said: list[str] = []
+    monkeypatch.setattr(saving.logger, "debug", lambda words, *_: said.append(words))
+    run_here(small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1))
+    assert any("no memory for a copy" in words for words in said) == waits

@@ -93,6 +93,18 @@ def test_ways_out(spec: RunSpec, limit: float, changes: dict[str, Any], expected
     assert ways_out(wanted, int(limit * GB), packed) == f"set {'; or '.join(expected)}"
 
 
+def test_what_a_step_takes_beyond_what_is_held_between_two() -> None:
+    """On a CPU, where a checkpoint's copy lies in the same memory; three more sets of gradients for two passes."""
+    on_gpu = need(full(), 800)
+    alone = replace(on_gpu, device_kind="cpu")
+    held = alone.parts["weights"] + alone.parts["copies"] + alone.parts["optimizer"]
+    assert alone.host_bytes_of_a_step == pytest.approx(alone.bytes - held) and alone.host_bytes_of_a_step > 4 * N
+    one_more = replace(alone, passes_at_once=2).host_bytes_of_a_step - alone.host_bytes_of_a_step
+    of_a_pass = alone.parts["activations"] + alone.parts["logits"]
+    assert one_more == pytest.approx(3 * alone.facts.trained_bytes + of_a_pass)
+    assert not on_gpu.host_bytes_of_a_step
+
+
 def test_what_is_said_of_a_full_fine_tune() -> None:
     wanted = need(full(gradient_checkpointing=True, micro_batch_tokens=4096), 80, world_size=8)
     with pytest.raises(ConfigError, match=r"expected to need 1\d\d GB, and there are 80 GB") as caught:
