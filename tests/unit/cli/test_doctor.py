@@ -63,8 +63,9 @@ def test_what_is_missing_has_one_fix_each(gpus: Place) -> None:
 
 def test_pods_that_would_wait(gpus: Place) -> None:
     gpus.cluster.store.drop("nodes", "gpu-b", "")
-    shared = checks(gpus, 0)["nodes"]  # both pods have room on gpu-a
-    assert shared["state"] == "look" and "1 of 1 node with 4 nvidia.com/gpu" in shared["what"]
+    shared = checks(gpus, 0)["nodes"]  # both pods have room on gpu-a: nothing keeps them from it, or is to be done
+    assert shared["state"] == "ok" and "1 of 1 node with 4 nvidia.com/gpu: gpu-a 8 ×" in shared["what"]
+    assert "2 pods would share it" in shared["what"] and "wait" not in shared["what"]
     gpus.cluster.store.drop("nodes", "gpu-a", "")
     node(gpus, "small", 2)
     assert checks(gpus, 69)["nodes"]["state"] == "wrong"
@@ -73,14 +74,17 @@ def test_pods_that_would_wait(gpus: Place) -> None:
 @pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "statefulset", "trainjob"])
 def test_every_pod_of_a_kind_is_counted(gpus: Place, kind: str) -> None:
     """gpu-a has room for two pods, gpu-b for one."""
+    Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"num_nodes: 3\nkind: {kind}"), encoding="utf-8")
+    assert "3 pods would share them" in checks(gpus, 0)["nodes"]["what"]
     Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"num_nodes: 4\nkind: {kind}"), encoding="utf-8")
-    assert "4 pods of a run" in checks(gpus, 69)["nodes"]["what"]
+    assert "room for 3 of the 4 pods of a run at once" in checks(gpus, 69)["nodes"]["what"]
 
 
 def test_an_elastic_run_waits_for_its_fewest_pods_alone(gpus: Place) -> None:
     elastic = "num_nodes: 8\nkind: pytorchjob\nmin_nodes: "
     Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"{elastic}3"), encoding="utf-8")
-    assert checks(gpus, 0)["nodes"]["state"] == "look"
+    found = checks(gpus, 0)["nodes"]
+    assert found["state"] == "look" and "room for 3 of the 8 pods of a run at once" in found["what"]
     Path("cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", f"{elastic}4"), encoding="utf-8")
     assert checks(gpus, 69)["nodes"]["state"] == "wrong"
 
@@ -143,7 +147,7 @@ def test_pods_that_keep_off_each_other(gpus: Place, kind: str, selector: dict[st
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     more = f"kind: {kind}\npod_patch: {json.dumps({'affinity': affinity})}\n"
     Path("cluster.yaml").write_text(CLUSTER + more, encoding="utf-8")
-    assert checks(gpus, code)["nodes"]["state"] == ("wrong" if code else "look")
+    assert checks(gpus, code)["nodes"]["state"] == ("wrong" if code else "ok")
 
 
 @pytest.mark.parametrize("who", ["Kueue", "Karpenter", "the cluster's autoscaler"])

@@ -64,17 +64,19 @@ def room_for(
     own = {host.name for host in fitting}
     having = tuple(node for node in nodes if text(node, "metadata", "name") in own)
     head = f"{len(having)} of {counted(len(nodes), 'node')} {_wanted(asked)}"
-    short = "" if len(having) >= count else f"; {counted(count, 'pod')} on a node of its own would wait"
     whys, fixes = _reasons(asked, kept_off, open_)
-    if not having and whys:
-        short = f"; pods would wait: {'; '.join(whys)}"
-    waits = _places(_apart(pod, labels), asked, fitting, count) < fewest
-    doubt = None
-    if waits or len(having) < count:
+    pods, room = counted(count, "pod"), min(count, _places(_apart(pod, labels), asked, fitting, count))
+    short, doubt = "", None
+    if room < count:
+        short = f"; {count - room} of {pods} would wait"
+        if not having and whys:
+            short = f"; pods would wait: {'; '.join(whys)}"
         more = "" if having or not whys else f": {'; '.join(whys)}"
-        what = f"{head}, and {counted(count, 'pod')} of a run would each be on one of its own{more}"
+        what = f"{head}, and room for {room} of the {pods} of a run at once{more}"
         fix = f"{'; '.join(fixes)}; or wait: for nodes to come free, or an autoscaler"
-        doubt = Doubt("nodes", what, fix, waits=waits)
+        doubt = Doubt("nodes", what, fix, waits=room < fewest)
+    elif len(having) < count:
+        short = f"; {pods} would share {'it' if len(having) == 1 else 'them'}"
     first = ", ".join(f"{text(node, 'metadata', 'name')} {_in_words(node, asked)}" for node in having[:6])
     known = f": {first}{f' and {len(having) - 6} more' if len(having) > 6 else ''}" if having and _gpu(asked) else ""
     return Room(having, f"{head}{known}{short}", doubt)
