@@ -40,6 +40,8 @@ def shape_of_work(spec: RunSpec, need: Need, device: str, *, packed: bool) -> st
         decides["sharers"] = need.sharers
     if need.sequences > 1:
         decides["sequences"] = need.sequences
+    if need.passes_at_once > 1:
+        decides["passes_at_once"] = need.passes_at_once
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -408,3 +408,11 @@ def test_what_is_remembered_of_a_shape_knows_how_many_share_the_model() -> None:
     hybrid = need(llama(adapters=True), "hsdp", 64)
     keys = {shape_of_work(spec, replace(hybrid, processes_a_node=size), "H100", packed=True) for size in (4, 8)}
     assert len(keys) == 2
+
+
+def test_what_is_remembered_of_a_shape_knows_how_many_passes_are_computed_at_once() -> None:
+    """Two of 512 tokens at a time are faster than one by one."""
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}})
+    alone = replace(need(llama(adapters=True), "ddp", 1), tokens=512)
+    keys = {shape_of_work(spec, replace(alone, passes_at_once=count), "cpu", packed=True) for count in (1, 2, 3)}
+    assert len(keys) == 3
