@@ -225,7 +225,8 @@ class TrainSpec(Section):
     """Sequences per step over all processes, whatever the hardware; accumulation follows from it. A list is a product:
     [2, 8, 4] is 64."""
     micro_batch_tokens: Literal["auto"] | PositiveInt = "auto"
-    """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
+    """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths. On a
+    CPU several passes may be computed at the same time: auto divides its tokens among them, a number is each one's."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
     """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune; 1e-5 and 1e-6 for task dpo."""
     lr_scheduler_type: LearningRateShape = "linear"
