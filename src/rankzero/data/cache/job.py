@@ -26,7 +26,7 @@ from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 19
+CODE_VERSION = 20
 """Part of what the cache calls a result: raise it when the same rows and rules come to give other tokens, groups or
 another layout. A run does not depend on it: rows are known by what they are (`TokenizedDataset.fingerprint`). It does
 depend on groups where it holds a fraction out: other ones part its rows anew, and it is refused as of other data."""

@@ -9,10 +9,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import IO, Any, TypeVar
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankzero.data.read.containers.image_bytes import embed
 from rankzero.data.read.containers.stream import DamagedError, Packing, Place, blocks, opened
@@ -208,13 +210,38 @@ def _as_text(column: Any) -> Any:
     too. Where the time zone is not known here (`utc`, `tzlocal()`), in UTC."""
     if pa.types.is_dictionary(column.type) and _text_type(column.type.value_type) != column.type.value_type:
         column = column.dictionary_decode()
-    wanted = _text_type(column.type)
-    if wanted == column.type:
+    if _text_type(column.type) == column.type:
         return column
+    column = _without_views(column)
+    wanted = _text_type(column.type)
     try:
         return column.cast(wanted)
     except pa.ArrowInvalid:
         return column.cast(_with_times(column.type, _in_utc)).cast(wanted)
+
+
+def _without_views(column: Any) -> Any:
+    """The column with lists in place of views of lists: pyarrow casts these to lists of other rows."""
+    kind = column.type
+    if not _has_views(kind) or pa.types.is_union(kind):
+        return column
+    if pa.types.is_struct(kind):
+        members = [_without_views(column.field(index)) for index in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(members, [field.name for field in kind], mask=column.is_null())
+    if pa.types.is_map(kind):
+        ends = column.offsets.to_pylist()
+        keys, items = (of_all.slice(ends[0], ends[-1] - ends[0]) for of_all in (column.keys, column.items))
+        starts = pa.array([end - ends[0] for end in ends], pa.int32())
+        return pa.MapArray.from_arrays(starts, _without_views(keys), _without_views(items), mask=column.is_null())
+    lengths = pc.list_value_length(column).to_pylist()
+    starts = pa.array(accumulate((length or 0 for length in lengths), initial=0), pa.int64())
+    return pa.LargeListArray.from_arrays(starts, _without_views(column.flatten()), mask=column.is_null())
+
+
+def _has_views(kind: Any) -> bool:
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return True
+    return any(_has_views(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _text_type(kind: Any) -> Any:
@@ -242,7 +269,7 @@ def _with_times(kind: Any, other: Callable[[Any], Any]) -> Any:
     if types.is_fixed_size_list(kind):
         return pa.list_(value, kind.list_size)
     if types.is_list_view(kind) or types.is_large_list_view(kind):
-        return kind if value.type == kind.value_type else pa.large_list(value)  # which no view is cast within
+        return kind if value.type == kind.value_type else pa.large_list(value)
     return pa.large_list(value) if types.is_large_list(kind) else pa.list_(value)
 
 

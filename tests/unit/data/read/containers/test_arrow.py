@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from rankzero.data.read.containers.arrow_rows import rows_of_batch
 from rankzero.data.read.local import local_files
 from rankzero.data.read.locate import expand
 from rankzero.data.read.sources import count_rows, numbering, probe, read_chunks, unread_columns
@@ -73,6 +75,47 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
     problem = probe(str(put(tmp_path / "f.arrow", as_arrow(table))))
     assert problem is not None and "two columns are named 'text'" in problem.what
+
+
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "list": pa.list_,
+    "large list": pa.large_list,
+    "list of a fixed size": lambda of: pa.list_(of, 2),
+    "list view": pa.list_view,
+    "large list view": pa.large_list_view,
+}
+
+HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "alone": (lambda kind: kind, lambda value: value),
+    "in an object": (lambda kind: pa.struct({"x": kind, "n": pa.int8()}), lambda value: {"x": value, "n": 1}),
+    "in a list": (lambda kind: pa.list_(kind), lambda value: [None, value]),
+    "in a view": (lambda kind: pa.list_view(kind), lambda value: [value, value]),
+    "in a map": (lambda kind: pa.map_(pa.string(), kind), lambda value: [("k", value), ("l", None)]),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_of_times_keep_their_rows(kind: str, holder: str) -> None:
+    """Whichever rows of a batch are read, and wherever in it values are missing."""
+    days = [datetime.date(2026, 1, day) for day in range(1, 9)]
+    lists = [days[:2], days[2:4], None, [days[4], None], [None, days[5]], days[6:]]
+    type_of, value_of = HOLDERS[holder]
+    given = [*map(value_of, lists), None]
+    batch = pa.record_batch([pa.array(given, type_of(LISTS[kind](pa.date32())))], names=["c"])
+    expected = [json.loads(json.dumps(value, default=str)) for value in given]
+    for start in range(len(given)):
+        for end in range(start + 1, len(given) + 1):
+            read = [json.loads(line)["c"] for line, _ in rows_of_batch(batch.slice(start, end - start), 1)]
+            assert read == expected[start:end]
+
+
+def test_views_of_times_in_any_order() -> None:
+    stamps = pa.array([0, 1, None], pa.timestamp("ns"))
+    views = pa.ListViewArray.from_arrays([2, 0, 0], [1, 2, 3], stamps, mask=pa.array([False, True, False]))
+    (first, _), (second, _), (third, _) = rows_of_batch(pa.record_batch([views], names=["c"]), 1)
+    assert json.loads(first)["c"] == [None] and json.loads(second)["c"] is None
+    assert json.loads(third)["c"] == ["1970-01-01 00:00:00.000000000", "1970-01-01 00:00:00.000000001", None]
 
 
 def save_to_disk(folder: Path, table: pa.Table, shards: int = 2) -> Path:
