@@ -96,17 +96,27 @@ def _read_whole(file: BinaryIO, size: int) -> bytes:
 
 def _unpacked(file: BinaryIO, path: Place, packing: Packing, size: int) -> Iterator[bytes]:
     if packing in ("xz", "bzip2"):
-        yield from _by_python(file, packing, size)
+        yield from _by_python(file, path, packing, size)
         return
     import pyarrow as pa  # here, so that plain JSON lines are read without loading it
 
     if not pa.Codec.is_available(packing):
         hint = f"pip install --force-reinstall pyarrow, or unpack it first: {unpack_command(packing, path)}"
         raise ConfigError(f"this build of pyarrow cannot read {packing} files", where=str(path), hint=hint)
-    yield from _by_pyarrow(pa.CompressedInputStream(file, packing), file, packing, size, pa.ArrowException)
+    stream = pa.CompressedInputStream(file, packing)
+    while True:
+        try:
+            block = stream.read(size)
+        except (OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None):
+                raise
+            raise _damage(file, path, packing, str(error)) from error
+        if not block:
+            return
+        yield block
 
 
-def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
+def _by_python(file: BinaryIO, path: Place, packing: Packing, size: int) -> Iterator[bytes]:
     """What the standard library unpacks, a stream at a time: its own files take what begins no further stream for the
     end, whatever comes after it."""
     import bz2
@@ -117,7 +127,7 @@ def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
     try:
         while True:
             if stream.eof:
-                rest = _behind_a_stream(file, stream.unused_data, packing, size)
+                rest = _behind_a_stream(file, path, stream.unused_data, packing, size)
                 if not rest:
                     break
                 stream = new()
@@ -132,18 +142,18 @@ def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
     except EOFError as error:
         if block:
             yield block
-        raise _damage(file, packing, "truncated") from error
+        raise _damage(file, path, packing, "truncated") from error
     except (OSError, lzma.LZMAError) as error:
         if getattr(error, "errno", None):
             raise
         if block:
             yield block
-        raise _damage(file, packing, str(error)) from error
+        raise _damage(file, path, packing, str(error)) from error
     if block:
         yield block
 
 
-def _behind_a_stream(file: BinaryIO, rest: bytes, packing: Packing, size: int) -> bytes:
+def _behind_a_stream(file: BinaryIO, path: Place, rest: bytes, packing: Packing, size: int) -> bytes:
     """What comes after a stream; `rest` is known of it. Behind one of xz lie zeros at times, in fours. Raises
     DamagedError."""
     zeros = 0
@@ -154,22 +164,8 @@ def _behind_a_stream(file: BinaryIO, rest: bytes, packing: Packing, size: int) -
         if rest:
             break
     if zeros % 4:
-        raise _damage(file, packing, "it has zeros behind a stream, and not in fours")
+        raise _damage(file, path, packing, "it has zeros behind a stream, and not in fours")
     return rest
-
-
-def _by_pyarrow(stream: Any, file: BinaryIO, packing: Packing, size: int, damage: type[Exception]) -> Iterator[bytes]:
-    """What `stream` unpacks of `file`; `damage`: what it raises where that is damaged."""
-    while True:
-        try:
-            block = stream.read(size)
-        except (OSError, damage) as error:
-            if getattr(error, "errno", None):
-                raise
-            raise _damage(file, packing, str(error)) from error
-        if not block:
-            return
-        yield block
 
 
 def as_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
@@ -189,14 +185,14 @@ def as_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
         raise DamagedError(reason, what, "was the download or the copy cut off?") from error
 
 
-def _damage(file: BinaryIO, packing: Packing, message: str) -> DamagedError:
+def _damage(file: BinaryIO, path: Place, packing: Packing, message: str) -> DamagedError:
     at = file.tell()
     if "runcated" in message:
         hint = "was the download or the copy cut off? compare its size with the original's"
         return DamagedError("cut-off file", f"the {packing} data is cut off at byte {at} of the file", hint)
     if "too much memory" in message:  # of zstd, beyond 128 MiB
-        hint = "unpack it first: zstd -d --long=31 FILE"
-        return DamagedError("not a data file", f"the {packing} data refers back further than is read here", hint)
+        hint = f"unpack it first: zstd -d --long=31 {path}"
+        return DamagedError("zstd window too large", f"the {packing} data refers back further than is read here", hint)
     what = f"the {packing} data is damaged, at or before byte {at} of the file: {message}"
     return DamagedError("damaged file", what, "copy or download the file again")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankzero.data.read.containers import json_lines, stream
 from rankzero.data.read.sources import probe, read_chunks, rows_bytes
+from rankzero.data.rows.chunks import DAMAGE
 from rankzero.errors import ConfigError, DataError
 from tests.unit.data.read.containers.reading import (
     PACK,
@@ -120,14 +121,25 @@ def test_frames_of_several_threads_are_one_file(tmp_path: Path) -> None:
     assert rows(put(tmp_path / "f.jsonl.zst", framed + framed)) == ROWS + ROWS
 
 
-def test_zstd_that_looks_back_too_far_is_no_damage(tmp_path: Path) -> None:
+def zst_long(plain: bytes) -> bytes:
     """As `zstd --long=31` writes it: a frame of one block as it stands, with a window of 2 GiB."""
-    plain = jsonl(ROWS)
-    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (len(plain) << 3 | 1).to_bytes(3, "little") + plain
-    path = put(tmp_path / "f.jsonl.zst", frame)
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (len(plain) << 3 | 1).to_bytes(3, "little") + plain
+
+
+def test_zstd_that_looks_back_too_far_is_no_damage(tmp_path: Path) -> None:
+    path = put(tmp_path / "f.jsonl.zst", zst_long(jsonl(ROWS)))
     problem = probe(str(path))
-    assert problem is not None and problem.reason == "not a data file"
-    assert problem.hint == "unpack it first: zstd -d --long=31 FILE"
+    assert problem is not None and problem.what == "the zstd data refers back further than is read here"
+    assert problem.hint == f"unpack it first: zstd -d --long=31 {path}"
+
+
+def test_what_cannot_be_unpacked_from_the_middle_on_is_no_bad_row(tmp_path: Path) -> None:
+    """All that follows would be left out of what `--max-bad` or a sample let pass."""
+    many = [{"text": f"{i * i * 2654435761 % 2**32:x}" * 3} for i in range(20_000)]
+    path = put(tmp_path / "f.jsonl.zst", zst(jsonl(many)) + zst_long(jsonl(ROWS)))
+    assert probe(str(path)) is None
+    (problem,) = problems(path, 50_000)
+    assert problem.reason in DAMAGE and str(path) in problem.hint
 
 
 def test_lz4_is_named(tmp_path: Path) -> None:
