@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.data.read.download import download
-from rankzero.data.read.network import Network, RealNetwork
+from rankzero.data.read.network import Network, RealNetwork, RemoteFile
 from rankzero.data.read.sources import probe, read_chunks
 from rankzero.data.rows.chunks import DAMAGE, lines
 from rankzero.data.rows.parse import read_json
@@ -56,9 +56,9 @@ def find_inputs(
 ) -> dict[str, tuple[str, ...]]:
     """Files by split. Raises UsageError and DataError.
 
-    `given`: `[SPLIT=]FILE`, a folder, a URL, `hub` for the data set's own place, or `hub:org/name`. In a folder and on
-    the Hub, the split is a word of the file's name (`FIRE-test.json`); a lone file is the only split asked for, or the
-    one in its name, or train.
+    `given`: `[SPLIT=]FILE`, a folder, a URL of either, `hub` for the data set's own place, or `hub:org/name`. In a
+    folder and on the Hub, the split is a word of the file's name (`FIRE-test.json`); a lone file, and those of a
+    folder's URL that name no split, are the only split asked for, or the one in their name, or train.
     """
     if not given:
         hint = f"{_FLAG} FILE, a folder or a URL; {_FLAG} hub downloads {hub_id}"
@@ -88,19 +88,39 @@ def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -
         }
         for has, name in _by_name(sorted(files), split, wanted):
             yield has, download(files[name], network)
-    elif "://" not in place and Path(place).is_dir():
+    elif "://" in place:
+        for has, file in _at_url(text, place, split, wanted, network):
+            yield has, download(file, network)
+    elif Path(place).is_dir():
         written = written_into(Path(place))
         names = sorted(str(path) for path in Path(place).iterdir() if path.name not in written)
         yield from _by_name(names, split, wanted)
-    elif "://" not in place and (problem := probe(place)):
+    elif problem := probe(place):
         raise DataError(problem.what, where=place, hint=problem.hint)
-    elif not split and len(wanted) > 1:
+    else:
+        yield _only_split(text, place, split, wanted), place
+
+
+def _at_url(
+    text: str, place: str, split: str, wanted: Sequence[str], network: Network
+) -> Iterator[tuple[str, RemoteFile]]:
+    """Files of a directory by their names as those of a folder here, those that a pattern matches each by its own."""
+    found = network.find(place)
+    files = {file.name if found.is_directory else file.url: file for file in found.files}
+    if found.is_directory and any(_split_in(name, _words(split, wanted)) for name in files):
+        pairs = list(_by_name(sorted(files), split, wanted))
+    else:
+        named = (name for name in files if not found.is_directory or name.lower().endswith(_SUFFIXES))
+        pairs = [(_only_split(text, name, split, wanted), name) for name in named]
+    yield from ((has, files[name]) for has, name in pairs)
+
+
+def _only_split(text: str, path: str, split: str, wanted: Sequence[str]) -> str:
+    """The split of a file that is named itself. Raises UsageError where it could be several."""
+    if not split and len(wanted) > 1:
         hint = " ".join(f"{_FLAG} {name}=FILE" for name in wanted)
         raise UsageError("one file and several splits: which is it?", where=f"{_FLAG} {text}", hint=hint)
-    else:
-        has = split or (wanted[0] if wanted else _split_in(place) or "train")
-        files_here = [download(file, network) for file in network.find(place).files] if "://" in place else [place]
-        yield from ((has, path) for path in files_here)
+    return split or (wanted[0] if wanted else _split_in(path) or "train")
 
 
 def written_into(folder: Path) -> set[str]:
@@ -115,9 +135,14 @@ def written_into(folder: Path) -> set[str]:
 
 def _by_name(names: Sequence[str], split: str, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name in names:
-        has = _split_in(name, (*wanted, split, "train", "test"))
+        has = _split_in(name, _words(split, wanted))
         if name.lower().endswith(_SUFFIXES) and has and (not split or has == split) and (not wanted or has in wanted):
             yield has, name
+
+
+def _words(split: str, wanted: Sequence[str]) -> Sequence[str]:
+    """What says in a file's name which split it is."""
+    return (*wanted, split, "train", "test")
 
 
 def _split_in(path: str, splits: Sequence[str] = ("train", "test")) -> str | None:

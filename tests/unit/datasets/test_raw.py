@@ -96,6 +96,35 @@ def test_the_hub_and_urls_only_when_they_are_named(folder: Path) -> None:
     assert network.asked == ["x/y", "other/name", "https://example.org/a=b/FIRE-test.json"]
 
 
+def names(found: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """What the files by split hold."""
+    return {split: [Path(path).read_text() for path in paths] for split, paths in found.items()}
+
+
+def test_the_url_of_a_folder_is_as_the_folder(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in ("FIRE-train-100K.json", "FIRE-test.json", "FIRE-1M.json", "README.md"):
+        (raw / name).write_text(name)
+    url = raw.as_uri()
+    both = {"train": ["FIRE-train-100K.json"], "test": ["FIRE-test.json"]}
+    assert names(find_inputs([url], [], "x/y")) == both
+    assert names(find_inputs([url], ["train", "test"], "x/y")) == both
+    assert names(find_inputs([f"test={url}"], [], "x/y")) == {"test": ["FIRE-test.json"]}
+    assert names(find_inputs([f"{url}/FIRE-t*.json"], [], "x/y")) == both
+    with pytest.raises(DataError, match="no file of split dev"):
+        find_inputs([url], ["dev"], "x/y")
+
+
+def test_the_url_of_a_folder_whose_files_name_no_split(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in ("a.json", "b.json", "README.md"):
+        (raw / name).write_text(name)
+    assert names(find_inputs([raw.as_uri()], [], "x/y")) == {"train": ["a.json", "b.json"]}
+    assert names(find_inputs([f"test={raw.as_uri()}"], [], "x/y")) == {"test": ["a.json", "b.json"]}
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("packed", [False, True])
 def test_arrays_and_lines(indent: int | None, packed: bool, tmp_path: Path) -> None:
