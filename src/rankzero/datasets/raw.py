@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankzero.data.read.download import download
+from rankzero.data.read.file_names import data_kind, is_data_file, unpacked
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile
 from rankzero.data.read.sources import probe, read_chunks
 from rankzero.data.rows.chunks import DAMAGE, lines
@@ -20,7 +22,8 @@ from rankzero.data.rows.parse import read_json
 from rankzero.datasets.tally import STATS
 from rankzero.errors import DataError, Problem, UsageError
 
-_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+_JSON = ("JSON", "JSONL")
+_COLUMNAR = ("Parquet", "Arrow")
 _FLAG = "--input"
 _READ_BYTES = 1 << 20
 """At a time: raw rows are small, and what is read ahead of `--max_samples` is wasted."""
@@ -110,7 +113,7 @@ def _at_url(
     if found.is_directory and any(_split_in(name, _words(split, wanted)) for name in files):
         pairs = list(_by_name(sorted(files), split, wanted))
     else:
-        named = (name for name in files if not found.is_directory or name.lower().endswith(_SUFFIXES))
+        named = _of_rows(sorted(files)) if found.is_directory else list(files)
         pairs = [(_only_split(text, name, split, wanted), name) for name in named]
     yield from ((has, files[name]) for has, name in pairs)
 
@@ -134,10 +137,27 @@ def written_into(folder: Path) -> set[str]:
 
 
 def _by_name(names: Sequence[str], split: str, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(split, name) of the files whose names have one that is asked for. Raises DataError where one is there twice."""
+    found: dict[str, list[str]] = {}
     for name in names:
         has = _split_in(name, _words(split, wanted))
-        if name.lower().endswith(_SUFFIXES) and has and (not split or has == split) and (not wanted or has in wanted):
-            yield has, name
+        if has and (not split or has == split) and (not wanted or has in wanted):
+            found.setdefault(has, []).append(name)
+    for has, of_split in found.items():
+        yield from ((has, name) for name in _of_rows(of_split))
+
+
+def _of_rows(names: Sequence[str]) -> list[str]:
+    """Those that hold raw rows: JSON or, where there is none, tables of other kinds, which are copies at times. Raises
+    DataError where one is there packed and unpacked."""
+    by_kind = [
+        [name for name in names if is_data_file(name) and data_kind(name) in kinds] for kinds in (_JSON, _COLUMNAR)
+    ]
+    found = by_kind[0] or by_kind[1]
+    if twice := [name for name, count in Counter(map(unpacked, found)).items() if count > 1]:
+        hint = f"are these the same rows? name the files that are meant: {_FLAG} FILE"
+        raise DataError("the file is there packed and unpacked", where=twice[0], hint=hint)
+    return found
 
 
 def _words(split: str, wanted: Sequence[str]) -> Sequence[str]:

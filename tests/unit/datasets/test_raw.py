@@ -125,6 +125,34 @@ def test_the_url_of_a_folder_whose_files_name_no_split(tmp_path: Path) -> None:
     assert names(find_inputs([f"test={raw.as_uri()}"], [], "x/y")) == {"test": ["a.json", "b.json"]}
 
 
+@pytest.mark.parametrize(
+    "name", ["train.json.xz", "train.jsonl.bz2", "train.json.zstd", "train.parquet", "train.arrow"]
+)
+def test_a_folder_has_files_of_every_kind_that_is_read(name: str, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for file in (name, "test.json", "train.md", "._train.json"):
+        (raw / file).write_text(file)
+    for given in (str(raw), raw.as_uri()):
+        assert names(find_inputs([given], ["train"], "x/y")) == {"train": [name]}
+
+
+def test_a_table_beside_the_json_of_a_split_is_no_more_rows(tmp_path: Path) -> None:
+    for file in ("train.json", "train.parquet", "test.parquet"):
+        (tmp_path / file).write_text(file)
+    found = names(find_inputs([str(tmp_path)], [], "x/y"))
+    assert found == {"train": ["train.json"], "test": ["test.parquet"]}
+
+
+def test_a_file_packed_beside_itself_is_not_taken_twice(tmp_path: Path) -> None:
+    for file in ("train.json", "train.json.gz", "test.json"):
+        (tmp_path / file).write_text(file)
+    with pytest.raises(DataError, match="packed and unpacked") as raised:
+        find_inputs([str(tmp_path)], [], "x/y")
+    assert str(tmp_path / "train.json") in str(raised.value)
+    assert names(find_inputs([str(tmp_path)], ["test"], "x/y")) == {"test": ["test.json"]}
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("packed", [False, True])
 def test_arrays_and_lines(indent: int | None, packed: bool, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ _SHARD = re.compile(r"(?:.*/)?(?P<split>\w+(?:\.\w+)*)-[0-9]{5}-of-[0-9]{5}[^/]*
 
 def data_kind(name: str) -> str | None:
     """JSONL, CSV and so on, packed or not; None where the name is not that of a data file."""
-    return _KINDS.get(PurePosixPath(_unpacked(name.lower())).suffix)
+    return _KINDS.get(PurePosixPath(unpacked(name.lower())).suffix)
 
 
 def is_data_file(name: str) -> bool:
@@ -80,7 +80,7 @@ def files_of_directory(names: Iterable[str], where: str) -> tuple[str, ...] | Pr
         folders = "**/" if any("/" in name for name in found) else ""
         hint = f"name the ones that are meant: {where.rstrip('/')}/{folders}{_PATTERNS[kinds.most_common()[0][0]]}"
         return Problem(f"the directory holds several kinds of data files: {counted}", where, hint)
-    twice = [name for name, count in Counter(_unpacked(name) for name in found).items() if count > 1]
+    twice = [name for name, count in Counter(unpacked(name) for name in found).items() if count > 1]
     if twice:
         what = f"the directory holds {PurePosixPath(twice[0]).name} packed and unpacked"
         return Problem(what, where, "are these the same rows? name the files that are meant")
@@ -99,8 +99,8 @@ def _is_of_map(name: str, beside: Collection[str]) -> bool:
 
 def _packed_otherwise(name: str) -> str:
     """The name of what a file holds; empty where it is not packed, or holds no data by its name."""
-    suffix = next((suffix for suffix in _OTHER_PACKINGS if _unpacked(name.lower()).endswith(suffix)), "")
-    inside = _unpacked(name)[: -len(suffix)] if suffix else ""
+    suffix = next((suffix for suffix in _OTHER_PACKINGS if unpacked(name.lower()).endswith(suffix)), "")
+    inside = unpacked(name)[: -len(suffix)] if suffix else ""
     return inside if inside and is_data_file(inside) else ""
 
 
@@ -160,7 +160,8 @@ _WAYS = (_by_shard, partial(_by_word, in_folders=False), partial(_by_word, in_fo
 """In which names say splits, the surest first."""
 
 
-def _unpacked(name: str) -> str:
+def unpacked(name: str) -> str:
+    """The name without the suffixes of packed files."""
     for suffix in PACKED_SUFFIXES:
         name = name.removesuffix(suffix)
     return name
