@@ -17,7 +17,8 @@ CHUNK_BYTES = 4 << 20
 UTF8_BOM = b"\xef\xbb\xbf"
 
 DAMAGE = frozenset(
-    {"cut-off file", "damaged file", "row without an end", "text after the rows", "zstd window too large"}
+    {"cut-off file", "damaged file", "row without an end", "text after the rows", "data behind the end"}
+    | {"zstd window too large"}
 )
 """Reasons of problems that concern the file from there on, not one row."""
 

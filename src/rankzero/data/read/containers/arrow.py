@@ -28,6 +28,8 @@ from rankzero.data.rows.problems import RowProblem
 
 _KIND = "Arrow"
 
+_BLOCK_BYTES = 1 << 20
+
 
 def file_problem(path: Place, packing: Packing | None) -> RowProblem | None:
     """What is wrong with the file as a whole, as far as its schema says."""
@@ -84,7 +86,7 @@ def _open(path: Place, packing: Packing | None) -> Iterator[tuple[Any, Iterator[
         source = pa.memory_map(path) if packing is None and isinstance(path, str) else file
         open_ = pa.ipc.open_file if has_footer else pa.ipc.open_stream
         reader = reading(lambda: open_(source), path, _KIND)
-        yield reader.schema, (_in_footer(reader, path) if has_footer else _streamed(reader, path))
+        yield reader.schema, (_in_footer(reader, path) if has_footer else _streamed(reader, source, path))
 
 
 def _in_footer(reader: Any, path: Place) -> Iterator[Any]:
@@ -92,7 +94,7 @@ def _in_footer(reader: Any, path: Place) -> Iterator[Any]:
         yield reading(lambda index=index: reader.get_batch(index), path, _KIND)  # type: ignore[misc]
 
 
-def _streamed(reader: Any, path: Place) -> Iterator[Any]:
+def _streamed(reader: Any, source: Any, path: Place) -> Iterator[Any]:
     def following() -> Any:
         try:
             return reader.read_next_batch()
@@ -101,6 +103,17 @@ def _streamed(reader: Any, path: Place) -> Iterator[Any]:
 
     while (batch := reading(following, path, _KIND)) is not None:
         yield batch
+    reading(lambda: _require_end(source), path, _KIND)
+
+
+def _require_end(source: Any) -> None:
+    """Raise DamagedError where more than zeros, as files of a fixed size have, follows the end of the stream."""
+    at = source.tell()
+    while block := source.read(_BLOCK_BYTES):
+        if block.strip(b"\0"):
+            what = f"more data follows the end of the Arrow stream, at byte {at} of it, and is not read"
+            hint = "are these several streams in one file? write each to a file of its own"
+            raise DamagedError("data behind the end", what, hint)
 
 
 def _has_bytes(kind: Any) -> bool:

@@ -16,7 +16,8 @@ from rankzero.data.read.containers.arrow_rows import rows_of_batch
 from rankzero.data.read.local import local_files
 from rankzero.data.read.locate import expand
 from rankzero.data.read.sources import count_rows, numbering, probe, read_chunks, unread_columns
-from rankzero.errors import Problem
+from rankzero.data.rows.chunks import DAMAGE
+from rankzero.errors import DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.read.containers.reading import PACK, Row, entries, numbers, put, rows
 
@@ -69,6 +70,27 @@ def test_a_stream_that_breaks_off(tmp_path: Path) -> None:
     path = put(tmp_path / "f.arrow", whole[: len(whole) * 3 // 4])
     *good, (number, _, problem) = entries(path)
     assert len(good) == number - 1 == 1000 and problem is not None and "Arrow data is damaged" in problem.what
+
+
+@pytest.mark.parametrize("pack", ["", ".gz"])
+def test_what_follows_the_end_of_a_stream_is_a_problem(pack: str, tmp_path: Path) -> None:
+    """As where files are put together with `cat`: the rows of all but the first would be left out in silence."""
+    one = as_arrow(pa.Table.from_pylist(CHATS))
+    path = put(tmp_path / "rows.arrow", PACK[pack](one + one))
+    found = entries(path)
+    problem = found[-1][2]
+    assert len(found) == len(CHATS) + 1 and problem is not None and problem.reason in DAMAGE
+    assert f"byte {len(one)} " in problem.what
+    with pytest.raises(DataError, match="more data follows"):
+        count_rows(str(path))
+
+
+@pytest.mark.parametrize("after", [b"", bytes(4000)])
+def test_a_stream_may_end_with_zeros_and_without_its_mark(after: bytes, tmp_path: Path) -> None:
+    """Files of a fixed size have them; the format leaves the mark to who writes."""
+    whole = as_arrow(pa.Table.from_pylist(CHATS)).removesuffix(bytes(4)).removesuffix(b"\xff" * 4)
+    path = put(tmp_path / "rows.arrow", whole + after)
+    assert rows(path) == CHATS and count_rows(str(path)) == len(CHATS)
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
