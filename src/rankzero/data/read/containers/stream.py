@@ -59,6 +59,10 @@ MAX_ROW_BYTES = 256 << 20
 KEPT_OF_DAMAGE = 1 << 20
 """Of a row that has no end, what is shown and set aside."""
 
+_STEP_BYTES = 64 << 10
+"""Of packed bytes that are looked at in one go: what is left of them is copied where a stream ends, and each row may
+be one."""
+
 OnRead = Callable[[int], None]
 """Called with how far into the file, as it lies on disk, has been read."""
 
@@ -123,41 +127,41 @@ def _by_python(file: BinaryIO, path: Place, packing: Packing, size: int) -> Iter
     import lzma
 
     new: Callable[[], Any] = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ) if packing == "xz" else bz2.BZ2Decompressor
-    stream, block = new(), b""
+    stream, block = new(), bytearray()
     try:
         while True:
             if stream.eof:
-                rest = _behind_a_stream(file, path, stream.unused_data, packing, size)
+                rest = _behind_a_stream(file, path, stream.unused_data, packing)
                 if not rest:
                     break
                 stream = new()
             else:
-                rest = file.read(size) if stream.needs_input else b""
+                rest = file.read(_STEP_BYTES) if stream.needs_input else b""
                 if not rest and stream.needs_input:
                     raise EOFError
             block += stream.decompress(rest, size - len(block))
             if len(block) == size:
-                yield block
-                block = b""
+                yield bytes(block)
+                block.clear()
     except EOFError as error:
         if block:
-            yield block
+            yield bytes(block)
         raise _damage(file, path, packing, "truncated") from error
     except (OSError, lzma.LZMAError) as error:
         if getattr(error, "errno", None):
             raise
         if block:
-            yield block
+            yield bytes(block)
         raise _damage(file, path, packing, str(error)) from error
     if block:
-        yield block
+        yield bytes(block)
 
 
-def _behind_a_stream(file: BinaryIO, path: Place, rest: bytes, packing: Packing, size: int) -> bytes:
+def _behind_a_stream(file: BinaryIO, path: Place, rest: bytes, packing: Packing) -> bytes:
     """What comes after a stream; `rest` is known of it. Behind one of xz lie zeros at times, in fours. Raises
     DamagedError."""
     zeros = 0
-    while rest := rest or file.read(size):
+    while rest := rest or file.read(_STEP_BYTES):
         begins = rest.lstrip(b"\0") if packing == "xz" else rest
         zeros += len(rest) - len(begins)
         rest = begins

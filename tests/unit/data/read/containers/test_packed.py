@@ -121,6 +121,23 @@ def test_frames_of_several_threads_are_one_file(tmp_path: Path) -> None:
     assert rows(put(tmp_path / "f.jsonl.zst", framed + framed)) == ROWS + ROWS
 
 
+@pytest.mark.parametrize("pack", [".xz", ".bz2"])
+def test_no_step_copies_more_than_it_is_long(tmp_path: Path, pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a stream is appended to for each row: what is left of a read is copied at every end of one."""
+    path = put(tmp_path / "f", PACK[pack](b"{}\n") * 5000)
+    asked: list[int] = []
+
+    class Counting(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(size or -1)
+            return super().read(size) or b""
+
+    monkeypatch.setattr(stream, "opened", lambda place, buffered: Counting(place))
+    packing = cast(stream.Packing, {".xz": "xz", ".bz2": "bzip2"}[pack])
+    assert b"".join(stream.blocks(str(path), packing, 4 << 20)) == b"{}\n" * 5000
+    assert min(asked) > 0 and max(asked) <= 64 << 10
+
+
 def zst_long(plain: bytes) -> bytes:
     """As `zstd --long=31` writes it: a frame of one block as it stands, with a window of 2 GiB."""
     return b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (len(plain) << 3 | 1).to_bytes(3, "little") + plain
