@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -40,6 +39,7 @@ PLAIN = {
     "f.parquet": as_parquet(ROWS),
 }
 
+NAMES: dict[str, stream.Packing] = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 PACKS = [".gz", ".zst", ".xz", ".bz2"]
 
 
@@ -103,10 +103,50 @@ def begun_wrong(packed: bytes) -> bytes:
 def test_what_follows_a_part_and_is_none_is_a_problem(tmp_path: Path, after: str, pack: str) -> None:
     """Python's own readers of bzip2 and xz end there in silence, whatever comes after it."""
     one = PACK[pack](jsonl(ROWS))
-    follows = {"not packed": jsonl(ROWS), "a stream that begins wrong": begun_wrong(one) + one, "zeros": bytes(6)}
+    zeros = bytes(6) + (b"\n" if pack == ".gz" else b"")
+    follows = {"not packed": jsonl(ROWS), "a stream that begins wrong": begun_wrong(one) + one, "zeros": zeros}
     path = put(tmp_path / f"f.jsonl{pack}", one + follows[after])
     problem = probe(str(path)) or problems(path, 1 << 20)[-1]
     assert problem.reason in ("damaged file", "cut-off file")
+
+
+MANY: list[Row] = [{"text": f"{i * i * 2654435761 % 2**32:x}" * 3} for i in range(9_000)]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("follows", ["not packed", "cut off", "damaged"])
+def test_every_row_before_the_fault_is_given_and_the_fault_behind_them(tmp_path: Path, follows: str, pack: str) -> None:
+    """In one read of 4 MiB are all of these, and most of the file's packed bytes."""
+    one = PACK[pack](jsonl(MANY))
+    wrong = {"not packed": jsonl(ROWS), "cut off": one[:6], "damaged": begun_wrong(one)}[follows]
+    *given, (line, _, problem) = entries(put(tmp_path / f"f.jsonl{pack}", one + wrong))
+    assert [(number, problem) for number, _, problem in given] == [(i, None) for i in range(1, len(MANY) + 1)]
+    assert problem is not None and problem.reason in DAMAGE and line == len(MANY) + 1
+
+
+@pytest.mark.parametrize("pack", [".gz", ".xz", ".bz2"])
+@pytest.mark.parametrize("after", [b"\n", b'{"text": "a"}\n', bytes(8) + b"a"])
+def test_what_was_appended_unpacked_is_named_as_that(tmp_path: Path, after: bytes, pack: str) -> None:
+    one = PACK[pack](jsonl(ROWS))
+    problem = probe(str(put(tmp_path / f"f.jsonl{pack}", one + after)))
+    at = len(one) + (8 if after[0] == 0 and pack != ".bz2" else 0)
+    assert problem is not None and problem.reason == "damaged file"
+    assert problem.what == f"what follows the {NAMES[pack]} data, at byte {at} of the file, is none"
+
+
+@pytest.mark.parametrize("zeros", [1, 512, 200_000])
+def test_gzip_may_have_zeros_behind_it(tmp_path: Path, zeros: int) -> None:
+    """A tape's last block, or a block device; gunzip passes over them."""
+    some = MANY[:2000]
+    one = gz(jsonl(some))
+    path = str(put(tmp_path / "f.jsonl.gz", one + bytes(zeros)))
+    assert probe(path) is None and rows(path) == some
+    packed = gz(as_parquet(some, 1000))
+    assert rows(put(tmp_path / "f.parquet.gz", packed + bytes(zeros))) == some
+    path = str(put(tmp_path / "g.jsonl.gz", one + bytes(zeros) + one))
+    assert rows(path) == some * 2
+    whole = [len(block) for block in stream.blocks(path, "gzip", 10_000)]
+    assert set(whole[:-1]) == {10_000}
 
 
 def test_xz_may_have_zeros_behind_a_stream(tmp_path: Path) -> None:
@@ -133,7 +173,7 @@ def test_no_step_copies_more_than_it_is_long(tmp_path: Path, pack: str, monkeypa
             return super().read(size) or b""
 
     monkeypatch.setattr(stream, "opened", lambda place, buffered: Counting(place))
-    packing = cast(stream.Packing, {".xz": "xz", ".bz2": "bzip2"}[pack])
+    packing = NAMES[pack]
     assert b"".join(stream.blocks(str(path), packing, 4 << 20)) == b"{}\n" * 5000
     assert min(asked) > 0 and max(asked) <= 64 << 10
 
@@ -170,7 +210,7 @@ def test_blocks_are_the_same_however_much_a_read_brings(
 ) -> None:
     """A network's file system may bring less than it is asked for, and who reads each n-th block counts them."""
     content = jsonl([{"text": f"{i * i * 2654435761 % 2**32:x}" * 3} for i in range(4_000)])
-    packing = cast(stream.Packing | None, {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}.get(pack))
+    packing = NAMES.get(pack)
     path = str(put(tmp_path / "f", PACK[pack](content)))
     whole = [len(block) for block in stream.blocks(path, packing, 10_000)]
     assert set(whole[:-1]) == {10_000}
