@@ -143,9 +143,12 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+_KNOWN = ("arrow.json", "arrow.uuid", "arrow.bool8")
+"""Types of their own whose values are others than what is stored of them; of Parquet they are read as these, too."""
+
+
 def _stored(column: Any) -> Any:
-    """JSON stays: it is known by its type."""
-    extended = isinstance(column, pa.ExtensionArray) and column.type.extension_name != "arrow.json"
+    extended = isinstance(column, pa.ExtensionArray) and column.type.extension_name not in _KNOWN
     return column.storage if extended else column
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rankzero.data.read.containers.arrow_rows import rows_of_batch
@@ -91,6 +93,23 @@ def test_a_stream_may_end_with_zeros_and_without_its_mark(after: bytes, tmp_path
     whole = as_arrow(pa.Table.from_pylist(CHATS)).removesuffix(bytes(4)).removesuffix(b"\xff" * 4)
     path = put(tmp_path / "rows.arrow", whole + after)
     assert rows(path) == CHATS and count_rows(str(path)) == len(CHATS)
+
+
+def test_types_of_their_own_are_as_in_parquet(tmp_path: Path) -> None:
+    ids = [uuid.UUID(int=5), None]
+    stored = pa.array([None if one is None else one.bytes for one in ids], pa.binary(16))
+    table = pa.table(
+        {
+            "id": pa.ExtensionArray.from_storage(pa.uuid(), stored),
+            "good": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8())),
+            "audio_id": pa.ExtensionArray.from_storage(pa.uuid(), stored),
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    path = put(tmp_path / "rows.arrow", as_arrow(table))
+    assert rows(path) == rows(tmp_path / "rows.parquet")
+    first = str(ids[0])
+    assert rows(path) == [{"id": first, "good": True, "audio_id": first}, {"id": None, "good": False, "audio_id": None}]
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
