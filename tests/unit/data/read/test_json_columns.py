@@ -96,3 +96,24 @@ def test_text_that_is_no_json_is_a_problem_of_its_row(tmp_path: Path, kind: str)
     assert len(found.conversations) == 2
     (problem,) = found.problems
     assert (problem.line, problem.reason) == (2, "not valid JSON")
+
+
+def test_json_of_other_writers_is_text(tmp_path: Path) -> None:
+    """As DuckDB writes `to_json(…)`: what a row is to answer, which is text in every format but Parquet's own types."""
+    answer = texts(['{"name": "Ann", "age": 5}', '"five"', None])
+    nested = pa.StructArray.from_arrays([answer], ["it"])
+    table = pa.table({"prompt": ["q"] * 3, "completion": answer, "in": nested})
+    pq.write_table(table, tmp_path / "f.parquet", store_schema=False)
+    found = rows(str(tmp_path / "f.parquet"))
+    assert [row["completion"] for row in found] == ['{"name": "Ann", "age": 5}', '"five"', None]
+    assert [row["in"]["it"] for row in found] == [row["completion"] for row in found]
+    pq.write_table(table.slice(0, 1), tmp_path / "g.parquet", store_schema=False)
+    assert not check([SourceSpec(path=str(tmp_path / "g.parquet"))]).problems
+
+
+def test_json_of_the_library_datasets_is_known_by_its_metadata_alone(tmp_path: Path) -> None:
+    table = pa.table({"it": texts([{"a": 1}])})
+    with pq.ParquetWriter(tmp_path / "f.parquet", table.schema, store_schema=False) as out:
+        out.write_table(table)
+        out.add_key_value_metadata({"huggingface": json.dumps({"info": {"features": {"it": {"_type": "Json"}}}})})
+    assert rows(str(tmp_path / "f.parquet")) == [{"it": {"a": 1}}]

@@ -71,9 +71,9 @@ def require_distinct(names: Iterable[str]) -> None:
         raise DamagedError("header", f"two columns are named {twice[0]!r}", "which of the two is meant?")
 
 
-def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, Said | None]]:
+def rows_of_batch(batch: Any, first: int, json_is_text: bool = False) -> Iterator[tuple[bytes, Said | None]]:
     """The rows of a batch as JSON, each with the rules that changed it, if any did. Where one value cannot be a Python
-    object, its row alone is a problem."""
+    object, its row alone is a problem. `json_is_text`: columns of JSON are not what they hold."""
     names = batch.schema.names
     try:
         columns = [_as_text(column) for column in batch.columns]
@@ -81,12 +81,12 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, Said | None]]
     except (ValueError, OverflowError, pa.ArrowException):
         if len(batch) > 1:
             for index in range(len(batch)):
-                yield from rows_of_batch(batch.slice(index, 1), first + index)
+                yield from rows_of_batch(batch.slice(index, 1), first + index, json_is_text)
             return
         yield b"", _value_problem(first, names, batch.columns)
         return
     parsers = [(place, parse) for place, column in enumerate(columns) if (parse := _parser(column.type))]
-    for place, parse in parsers:
+    for place, parse in () if json_is_text else parsers:
         values[place] = [_each(parse, value) for value in values[place]]
     tidiers = [(place, tidy) for place, column in enumerate(columns) if (tidy := _tidier(column.type))]
     finders = [(place, find) for place, column in enumerate(columns) if (find := _unreal_finder(column.type))]

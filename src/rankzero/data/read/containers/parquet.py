@@ -58,6 +58,7 @@ def read_rows(path: Place, packing: Packing | None, skip: int = 0) -> Iterator[N
         with _open(path, packing) as table:
             wanted, _unread = _columns(table)
             size = PICTURED_ROWS if _holds_bytes(table, wanted) else BATCH_ROWS
+            json_is_text = not _KEEPING_JSON.intersection(table.metadata.metadata or ())
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
                 if row + rows <= skip + 1:
@@ -67,11 +68,16 @@ def read_rows(path: Place, packing: Packing | None, skip: int = 0) -> Iterator[N
                 while (batch := reading(partial(next, batches, None), path, "Parquet")) is not None:
                     past = min(len(batch), max(0, skip + 1 - row))
                     row += past
-                    for line, problem in rows_of_batch(batch.slice(past), row):
+                    for line, problem in rows_of_batch(batch.slice(past), row, json_is_text):
                         yield row, line, problem
                         row += 1
     except DamagedError as damage:
         yield row, b"", RowProblem(row, damage.reason, damage.what, damage.hint)
+
+
+_KEEPING_JSON = frozenset({b"huggingface", b"ARROW:schema"})
+"""Keys of files whose columns of JSON hold what the rows had. Other writers, as DuckDB, have so what was text to them:
+an answer in JSON that is to be learnt, say."""
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _batches(column: Any, container: str, folder: Path, monkeypatch: pytest.Monk
     for module in (parquet, arrow):
         given = module.rows_of_batch
         monkeypatch.setattr(
-            module, "rows_of_batch", lambda batch, row, of=given: (taken.append(batch), of(batch, row))[1]
+            module, "rows_of_batch", lambda batch, *more, of=given: (taken.append(batch), of(batch, *more))[1]
         )
     assert len(entries(path)) == 40
     return taken
