@@ -35,7 +35,10 @@ _ABOUT_DATA = frozenset(
 )
 """JSON files that describe data and hold no rows."""
 
-_OTHER_PACKINGS = (".zip", ".lz4", ".br", ".lzma", ".z", ".7z", ".rar", ".sz", ".snappy", ".tar")
+_OTHER_PACKINGS = (
+    *(".zip", ".lz4", ".br", ".lzma", ".z", ".7z", ".rar", ".sz", ".snappy", ".tar"),
+    *(".gzip", ".bzip2", ".bz", ".lz", ".lzo", ".deflate", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst"),
+)
 """What names of packed files end in that are not unpacked here."""
 
 _OF_MAP = re.compile(r"cache-.*\.arrow")

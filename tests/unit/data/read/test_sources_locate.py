@@ -66,7 +66,11 @@ def test_what_map_of_datasets_leaves_beside_its_rows_is_none_of_them() -> None:
     assert located("d/*.arrow").files == ("d/alpaca-train.arrow", "d/cache-1c2d3e4f5a6b7c8d.arrow")
 
 
-@pytest.mark.parametrize("name", ["b.jsonl.zip", "x/b.jsonl.lz4", "b.csv.br", "b.jsonl.tar.gz"])
+@pytest.mark.parametrize(
+    "name",
+    ["b.jsonl.zip", "x/b.jsonl.lz4", "b.csv.br", "b.jsonl.tar.gz", "b.jsonl.gzip", "b.json.bz", "b.jsonl.tgz"]
+    + ["b.jsonl.tbz2", "b.jsonl.lzo", "b.csv.lz", "b.jsonl.deflate"],
+)
 def test_files_that_are_packed_otherwise_are_not_left_out(name: str) -> None:
     make("d/a.jsonl", f"d/{name}")
     problem = fault("d")
