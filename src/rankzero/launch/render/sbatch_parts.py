@@ -32,8 +32,10 @@ PAUSE_SECONDS = 5
 """Before Slurm is asked once more."""
 _SIGTERM = 143
 _ROOM = "see that storage.outputs in cluster.yaml can be written and has room, then submit again"
-IS_CANCELLED = 'grep -qsx "$SLURM_JOB_ID" "$state/cancelled"'
-"""To a shell that knows where the run's directory is: somebody wants this job to end for good (`RunState.cancel`)."""
+CANCELLED_FILE = "cancelled-"
+"""Before the number of a job that is to end for good (`RunState.cancel`): by its name alone, as `START_NAME`."""
+IS_CANCELLED = f'[ -e "$state/{CANCELLED_FILE}$SLURM_JOB_ID" ]'
+"""To a shell that knows where the run's directory is: somebody wants this job to end for good."""
 
 
 def option_value(value: str) -> str:
@@ -222,7 +224,7 @@ def leaving(plan: Plan) -> str:
 """
 
 
-IS_CANCELLED_INSIDE = 'grep -qsx "$_rankzero_job" "$_rankzero_state/cancelled"'
+IS_CANCELLED_INSIDE = f'[ -e "$_rankzero_state/{CANCELLED_FILE}$_rankzero_job" ]'
 """As `IS_CANCELLED`, to the shell that srun starts."""
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from rankzero.errors import ConfigError, RankzeroError, ServiceError
+from rankzero.errors import ConfigError, RankzeroError, ServiceError, StorageError
 from rankzero.launch import labels
 from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.slurm import submit as slurm_submit
@@ -172,8 +172,12 @@ class SlurmBackend:
         jobs = answered(lambda: self._jobs(state), say, lambda: self._sleep(POLL_SECONDS))
         going = [job for job in jobs.values() if not job.is_over]
         grace = grace_seconds(state.about)
-        if going:
+        try:
             state.cancel(*(job.id for job in going))
+        except StorageError as error:  # who ends a run frees what it holds, its disk's room among it
+            (why,) = error.problems
+            say(f"{why.where}: {why.what}, so its script cannot be told not to queue itself again")
+            say("where it does so, its job is taken out of the queue for as long as this command waits for its end")
         for job in going:
             end(self._slurm, job, grace + MARGIN_SECONDS, say, lambda: self._sleep(POLL_SECONDS))
         doubtful = answered(lambda: slurm_submit.withdraw(self._slurm, state), say, lambda: self._sleep(POLL_SECONDS))
@@ -227,7 +231,7 @@ def _seen(state: RunState, part: Part, job: str, batch: str) -> NodeSeen:
     restart, notes = state.notes(part, job)
     log = state.log(part)
     own = "\n".join(state.last_lines(log, _MESSAGE_LINES))
-    return NodeSeen(restart, notes, state.words(part), own, state.written(log), batch, job in state.cancelled)
+    return NodeSeen(restart, notes, state.words(part), own, state.written(log), batch, state.is_cancelled(job))
 
 
 def _pod_name(run: str, part: Part) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rankzero.directories import there
 from rankzero.errors import AccessError
 from rankzero.launch.node.ownership import must_be_writable
-from rankzero.launch.render.sbatch_parts import SUBMITTED_FILE
+from rankzero.launch.render.sbatch_parts import CANCELLED_FILE, SUBMITTED_FILE
 from rankzero.run_dir.atomic import storage_errors, write_json, write_text
 
 MOST_MESSAGE_BYTES = 4096
@@ -110,10 +110,12 @@ class RunState:
         """The metadata of the script of which it is not known whether sbatch took it; empty where there is none."""
         return _read_map(self._text(self._doubt.name, self.root.parent))
 
-    @property
-    def cancelled(self) -> frozenset[str]:
-        """The ids of the jobs that were told to stop for good."""
-        return frozenset(self._text("cancelled").split())
+    def is_cancelled(self, job: str) -> bool:
+        """Whether it was told to stop for good. An earlier version wrote all such jobs into one file."""
+        if job in self._text("cancelled").split():
+            return True
+        with storage_errors(self.root):
+            return there(self.root / f"{CANCELLED_FILE}{job}")
 
     def must_be_makeable(self) -> None:
         """Raise what `anew` would, as far as looking tells. Makes nothing."""
@@ -218,8 +220,10 @@ class RunState:
         return self.root.with_name(f".{self.root.name}{_DOUBT}")
 
     def cancel(self, *jobs: str) -> None:
-        """Have the batch scripts let them end when they are saved. Raises StorageError."""
-        write_text(self.root / "cancelled", "".join(f"{job}\n" for job in jobs))
+        """Have the batch scripts let them end when they are saved; a full volume takes it too. Raises StorageError."""
+        with storage_errors(self.root):
+            for job in jobs:
+                (self.root / f"{CANCELLED_FILE}{job}").touch()
 
     def notes(self, part: Part, job: str) -> tuple[int, NodeNotes]:
         """As `read_notes`, of a node or the preparation."""

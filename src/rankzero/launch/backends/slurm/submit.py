@@ -116,7 +116,7 @@ def submit(
     state = request.state
     number = _under_way(slurm, state)
     if number:
-        if _digest(state.about) == request.digest and number not in state.cancelled:
+        if _digest(state.about) == request.digest and not state.is_cancelled(number):
             say(f"{request.run} is job {number} already, with this very spec; left as it is")
             return
         if not replaces:
@@ -158,7 +158,7 @@ def _under_way(slurm: Slurm, state: RunState) -> str:
 
 def _require_same(request: Request, number: str) -> None:
     before = request.state.about
-    if _digest(before) != request.digest and number not in request.state.cancelled:
+    if _digest(before) != request.digest and not request.state.is_cancelled(number):
         raise _already(request, before, number)
 
 

@@ -71,6 +71,9 @@ class Site:
             file.write(text)
         os.utime(path, (at, at))
 
+    def is_cancelled(self, job: str) -> bool:
+        return RunState(self.root / "slurm/r").is_cancelled(job)
+
     def status(self) -> RunStatus:
         return run_status(self.backend.collect("r"))
 

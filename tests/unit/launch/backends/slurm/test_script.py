@@ -449,7 +449,7 @@ def test_a_stop_whose_save_failed_is_a_failure_that_goes_on(
     stage.program("node-python", f"{TOLD}\n{command}\n")
     assert stage.run(text=text) == code and stage.asked == "requeue 7"
     assert read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings[-1].code == code
-    stage.program("node-python", f"echo 7 > {stage.state}/cancelled\n{TOLD}\n{command}\n")
+    stage.program("node-python", f"touch {stage.state}/cancelled-7\n{TOLD}\n{command}\n")
     assert stage.run(text=text, restart="1") == code and stage.asked == "requeue 7", "cancelled while it ran"
 
 
@@ -484,7 +484,7 @@ def test_a_slurm_that_does_not_take_it_back_at_once_is_asked_again(tmp_path: Pat
     assert told is not None and told.exit_code == 69 and "has not queued" in told.what
     assert read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1].endings[-1].code == 69
     before = len(stage.asked.split("\n"))
-    stage.program("scontrol", f"{REFUSED % 1000}echo 7 > {stage.state}/cancelled; exit 1\n")
+    stage.program("scontrol", f"{REFUSED % 1000}touch {stage.state}/cancelled-7; exit 1\n")
     assert stage.run([code], text=text, restart="2") == 75, "it is cancelled meanwhile"
     assert len(stage.asked.split("\n")) == before + 1
 
@@ -503,7 +503,7 @@ def test_peers_are_told_again_where_slurm_does_not_answer(tmp_path: Path) -> Non
 def test_a_cancelled_run_is_not_queued_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.state.mkdir(parents=True)
-    (stage.state / "cancelled").write_text("7\n")
+    (stage.state / "cancelled-7").touch()
     assert stage.run([203]) == 75 and stage.asked == ""
     assert stage.run([203], job="8") == 75 and stage.asked == "requeue 8", "the word was about another job"
 
@@ -513,7 +513,7 @@ def test_what_was_cancelled_before_it_was_there_does_not_begin(tmp_path: Path, f
     """The signal goes to what runs, and srun may still be starting it."""
     stage = Stage(tmp_path)
     (stage.state / "nodes").mkdir(parents=True)
-    (stage.state / "cancelled").write_text("8\n7\n")
+    (stage.state / "cancelled-7").touch()
     text = stage.first if first else stage.text
     assert stage.run([0], text=text) == 75 and stage.left == {0: ["0"]}
     assert stage.run([0], text=text, job="9") == 0, "the word was about other jobs"
@@ -527,7 +527,7 @@ def test_what_was_cancelled_and_said_no_more(tmp_path: Path, first: bool, job: s
     text, file = stage.first if first else stage.text, stage.state / "nodes" / ("prepare" if first else "0")
     stage.program("srun", f"{job and f'echo begin {job} 0 1 host >> {file}'}\nexit {status}\n")
     assert stage.run([0], text=text) == status
-    (stage.state / "cancelled").write_text("7\n")
+    (stage.state / "cancelled-7").touch()
     assert stage.run([0], text=text) == code and stage.asked == ""
     assert [one.code for one in read_notes(file.read_text(), "7")[1].endings] == [75] * (code == 75)
 
@@ -653,9 +653,9 @@ def test_a_preparation_is_tried_again_where_that_may_help(
 def test_a_preparation_that_was_stopped_goes_on_in_the_queue_but_not_for_ever(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     assert stage.run([75], text=stage.first) == 75 and stage.asked == "requeue 7"
-    (stage.state / "cancelled").write_text("8\n7\n")
+    (stage.state / "cancelled-7").touch()
     assert stage.run([75], text=stage.first, restart="1") == 75 and stage.asked == "requeue 7"
-    (stage.state / "cancelled").unlink()
+    (stage.state / "cancelled-7").unlink()
     assert stage.run([75], text=stage.first, restart="9") == 75 and stage.asked == "requeue 7"
 
 

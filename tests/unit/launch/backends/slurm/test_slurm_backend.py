@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import resource
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -212,7 +214,7 @@ def test_a_run_that_is_cancelled_while_it_is_prepared_does_not_start(site: Site)
     site.backend.cancel("r", site.said.append)
     told = [call for call in site.slurm.calls if call.startswith("scancel")]
     assert told == ["scancel 18", "scancel --signal=TERM 17"]
-    assert (site.root / "slurm/r/cancelled").read_text() == "18\n17\n"
+    assert site.is_cancelled("17") and site.is_cancelled("18")
     note_preparation(site, "end 75", words={"outcome": "stopped", "exit_code": 75})
     assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
 
@@ -415,12 +417,61 @@ def test_a_job_that_runs_is_asked_to_save_and_not_to_come_back(site: Site) -> No
 
     def hears(job: FakeJob, gently: bool) -> None:
         told.append(gently)
-        assert (site.root / "slurm/r/cancelled").read_text() == "17\n", "before the signal"
+        assert site.is_cancelled("17"), "before the signal"
         job.state = "FAILED"
 
     site.slurm.on_scancel = hears
     site.backend.cancel("r", site.said.append)
     assert told == [True]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete", "replace"])
+@pytest.mark.parametrize(("state", "told"), [("PENDING", "scancel 17"), ("RUNNING", "scancel --signal=TERM 17")])
+def test_a_full_volume_does_not_keep_a_run_from_being_ended(site: Site, verb: str, state: str, told: str) -> None:
+    site.submit()
+    site.becomes(state)
+    with full_volume():
+        if verb == "cancel":
+            site.backend.cancel("r", site.said.append)
+        elif verb == "delete":
+            site.backend.delete("r", claims=False, say=site.said.append)
+        else:
+            with pytest.raises(StorageError):  # nor is there room for the next one
+                site.submit("max_restarts=9", replace=True)
+    assert told in site.slurm.calls
+    assert site.is_cancelled("17") or verb == "delete"
+    assert (site.root / "slurm/r").exists() == (verb != "delete")
+
+
+def test_a_volume_that_takes_not_even_a_name_does_not_either(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its script then queues itself again; what waits is taken out of the queue."""
+    site.submit()
+    site.becomes("RUNNING")
+    signals: list[bool] = []
+
+    def hears(job: FakeJob, gently: bool) -> None:
+        signals.append(gently)
+        job.state = "PENDING" if gently else "CANCELLED"
+
+    def read_only(path: Path, *_mode: Any, **_more: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    site.slurm.on_scancel = hears
+    monkeypatch.setattr(Path, "touch", read_only)
+    site.backend.cancel("r", site.said.append)
+    assert signals == [True, False] and "Read-only file system" in "".join(site.said)
+    assert "as long as this command waits" in "".join(site.said)
+
+
+@contextmanager
+def full_volume() -> Iterator[None]:
+    """Inside, files are made, and nothing can be written into them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete", "replace"])

@@ -120,7 +120,7 @@ def test_what_cannot_be_looked_at_is_no_run_without_a_job(state: RunState, monke
     looks: list[Callable[[], object]] = [
         lambda: state.job,
         lambda: state.about,
-        lambda: state.cancelled,
+        lambda: state.is_cancelled("17"),
         lambda: state.is_in_doubt,
         lambda: list(states(state.root.parent)),
         state.remove,
