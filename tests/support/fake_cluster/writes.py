@@ -10,6 +10,12 @@ from typing import Any
 from tests.support.fake_cluster.store import KINDS, Key, Object, Store, merged
 
 TOP_LEVEL = {"apiVersion", "kind", "metadata", "spec", "data", "binaryData", "rules", "roleRef", "subjects", "type"}
+_JOB_SET_PARTS = ("failurePolicy", "network", "startupPolicy", "successPolicy")
+FIXED = {
+    "jobsets": [("spec", part) for part in _JOB_SET_PARTS],
+    "trainingruntimes": [("spec", "template", "spec", part) for part in _JOB_SET_PARTS],
+}
+"""What the schemas of the CRDs keep as it was made (`self == oldSelf`)."""
 Admission = Callable[[Object], tuple[int, str, str] | None]
 
 
@@ -57,6 +63,8 @@ class Writes:
         if before is not None and key.plural == "jobs" and after["spec"]["template"] != before["spec"]["template"]:
             cause = {"field": "spec.template", "message": "Invalid value: field is immutable"}
             raise RefusedError(422, "Invalid", f'Job.batch "{key.name}" is invalid: field is immutable', [cause])
+        if before is not None and key.plural in FIXED:
+            _must_stay(key, FIXED[key.plural], before, after)
         if query.get("dryRun") == "All":
             return 200, after
         return 200, after if after == before else self.store.put(after, key.namespace)
@@ -88,8 +96,17 @@ class Writes:
             marked = copy.deepcopy(obj)
             marked["metadata"] |= {"deletionTimestamp": "2026-11-21T07:00:00Z", "finalizers": ["foregroundDeletion"]}
             return 200, self.store.put(marked, key.namespace)
+        if key.plural == "trainingruntimes" and self._is_in_use(key):
+            marked = copy.deepcopy(obj)
+            finalizers = ["trainer.kubeflow.org/resource-in-use"]
+            marked["metadata"] |= {"deletionTimestamp": "2026-11-21T07:00:00Z", "finalizers": finalizers}
+            return 200, self.store.put(marked, key.namespace)
         self.store.drop(key.plural, key.name, key.namespace)
         return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+    def _is_in_use(self, runtime: Key) -> bool:
+        jobs = (one for key, one in self.store.objects.items() if key.plural == "trainjobs")
+        return any(one["spec"]["runtimeRef"]["name"] == runtime.name for one in jobs)
 
     def _admit(self, key: Key, body: Object, query: dict[str, str]) -> None:
         if key.namespace and key.namespace not in self.namespaces:
@@ -121,6 +138,19 @@ def needs_runtime(store: Store) -> Admission:
         )
 
     return judge
+
+
+def _must_stay(key: Key, paths: list[tuple[str, ...]], before: Object, after: Object) -> None:
+    for path in paths:
+        old, new = before, after
+        for part in path:
+            old, new = old.get(part) or {}, new.get(part) or {}
+        if old and new and old != new:
+            words = 'Invalid value: "object": Value is immutable'
+            cause = {"field": ".".join(path), "message": words}
+            title = f"{after['kind']}.{KINDS[key.plural][0].partition('/')[0]}"
+            message = f'{title} "{key.name}" is invalid: {cause["field"]}: {words}'
+            raise RefusedError(422, "Invalid", message, [cause])
 
 
 def patched(before: Object, operations: list[Object]) -> Object:

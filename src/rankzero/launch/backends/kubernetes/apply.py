@@ -29,6 +29,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     ended,
     is_preparation,
     is_suspended,
+    is_template,
     is_training,
     label,
     name_of,
@@ -119,7 +120,7 @@ class Submission:
             return
         olds = [
             *left.working,
-            *(step.existing for step in plan.steps if step.do == "replace" and step.existing is not None),
+            *(one for one in _replaced(plan) if not is_template(one)),
         ]
         alive = [one for one in olds if self._is_under_way(one)]
         if not alive:
@@ -213,11 +214,11 @@ class Submission:
     def _apply_all(self, run: str, plan: Steps, left: Leftovers, later: set[str]) -> None:
         account = _Account(plan)
         try:
-            for old in (*left.working, *(step.existing for step in plan.steps if step.do == "replace")):
-                if old is not None:
-                    self.say(f"{name_of(old)} {'has ended' if ended(old) else 'is stopped'}; removing it")
-                    remove(self.api, old, run=run)
-                    account.removed.append(name_of(old))
+            for old in (*left.working, *_replaced(plan)):
+                why = "goes with it" if is_template(old) else "has ended" if ended(old) else "is stopped"
+                self.say(f"{name_of(old)} {why}; removing it")
+                remove(self.api, old, run=run)
+                account.removed.append(name_of(old))
             account.removed += remove_beside(self.api, left, self.say)
             plan = _removed(plan)
             if _is_new(plan):
@@ -388,6 +389,12 @@ def _is_new(plan: Steps) -> bool:
     """Whether all pods of the run will be new ones. A preparation that is kept has the secret of its own submit."""
     kept = [one for one in plan.steps if one.do == "keep" and one.existing is not None]
     return not any(is_training(one.manifest) or is_preparation(one.manifest) for one in kept)
+
+
+def _replaced(plan: Steps) -> list[Manifest]:
+    """What is to be replaced; what trains before its template, which its controller keeps as long as that is there."""
+    found = (one.existing for one in plan.steps if one.do == "replace" and one.existing is not None)
+    return sorted(found, key=is_template)
 
 
 def _removed(plan: Steps) -> Steps:

@@ -77,6 +77,11 @@ def is_training(manifest: Mapping[str, Any]) -> bool:
     return manifest["kind"] in trains and not is_preparation(manifest) and not is_owned(manifest)
 
 
+def is_template(manifest: Mapping[str, Any]) -> bool:
+    """Whether it only describes the pods of the object that trains."""
+    return manifest["kind"] in {one.kind for one in TEMPLATES}
+
+
 def ended(manifest: Mapping[str, Any]) -> kinds.End | None:
     """`complete` or `failed` once nothing of it will run again; None until then."""
     kind = kinds.kind_of(manifest)

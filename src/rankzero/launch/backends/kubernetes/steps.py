@@ -17,6 +17,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     ended,
     is_preparation,
     is_suspended,
+    is_template,
     is_training,
     label,
     name_of,
@@ -72,6 +73,8 @@ def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest], going:
             steps.append(_preparation(one, there, run=run, same_config=same_config))
         elif one["kind"] == CLAIM.kind and there is not None:
             steps.append(Step("keep", one, there, _claim_note(one, there)))
+        elif there is not None and run in ("create", "replace") and is_template(one):
+            steps.append(Step("replace", one, there))  # parts of it stay as they were made
         elif name_of(one) in going:
             steps.append(Step("create", one))
         else:

@@ -157,6 +157,27 @@ def test_a_finished_run_is_made_again(bench: Bench, kind: str) -> None:
     assert bench.heard("has ended")
 
 
+@pytest.mark.parametrize("state", ["ended", "suspended", "gone"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_can_be_given_another_number_of_restarts(bench: Bench, kind: str, state: str) -> None:
+    """Of which a TrainingRuntime keeps what it was made with."""
+    start(bench, kind=kind, max_restarts=3)
+    bench.backend().cancel("r", bench.said.append)
+    bench.cluster.world.run_down()
+    if state == "gone":
+        bench.cluster.store.drop(PLURALS[kind], "r")
+    elif state == "ended" and kind != "statefulset":
+        condition = {"type": "Failed", "status": "True"}
+        bench.cluster.get(PLURALS[kind], "r")["status"] = {"conditions": [condition]}
+    bench.submit(objects(kind=kind, max_restarts=5))
+    there = bench.cluster.get(PLURALS[kind], "r")
+    assert not there["metadata"].get("deletionTimestamp")
+    if kind == "trainjob":
+        runtime = bench.cluster.get("trainingruntimes", "r")
+        assert runtime["spec"]["template"]["spec"]["failurePolicy"]["maxRestarts"] == 5
+        assert not runtime["metadata"].get("deletionTimestamp")
+
+
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob", "pytorchjob"])
 def test_another_setting_of_a_finished_run_is_refused_here_and_not_by_its_pods(bench: Bench, kind: str) -> None:
     bench.submit(objects(kind=kind))
