@@ -212,6 +212,14 @@ _NOT_STARTED = (
     " where it is about them, and submit again"
 )
 _SHARED = "see that storage.outputs in cluster.yaml is a directory that all nodes share with this machine"
+_SAID_BY_ITS_CODE = {
+    int(ExitCode.STORAGE): (
+        "its script could not write to storage.outputs, nor into its log there",
+        "see that storage.outputs in cluster.yaml can be written and has room, then submit again",
+    ),
+    int(ExitCode.CONFIG): ("a node has another storage.outputs than this machine", f"{_SHARED}, then submit again"),
+}
+"""Of a script whose words are not here: with which codes it ends before anything starts."""
 _LATE_SECONDS = 120
 """How long after its last node a job may take to end, or to be queued again."""
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd(?:-\S+)?|slurmd): (?:error: |fatal: )*(?:pyxis: )?")
@@ -263,6 +271,10 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         if state == UNKNOWN and not said:
             code, _, fix = _ENDINGS[state]
             return code, "failed", f"Slurm does not know job {{job}} any more, and {whose} noted nothing here", fix
+        left_with = kept[0].ended.code if kept[0].ended is not None else 0
+        if state == "FAILED" and not said and left_with in _SAID_BY_ITS_CODE:
+            why, fix = _SAID_BY_ITS_CODE[left_with]
+            return "slurm-not-started", "failed", f"job {{job}} ended before {whose} began: {why}", fix
         cause = f"job {{job}} ended before {whose} began: {said or f'{reason}, and no word of it is here'}"
         return "slurm-not-started", "failed", cause, _NOT_STARTED if said else f"{_NOT_STARTED}; or {_SHARED}"
     if (late := _late(joined)) is not None:

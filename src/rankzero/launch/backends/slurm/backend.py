@@ -231,7 +231,16 @@ def _seen(state: RunState, part: Part, job: str, batch: str) -> NodeSeen:
     restart, notes = state.notes(part, job)
     log = state.log(part)
     own = "\n".join(state.last_lines(log, _MESSAGE_LINES))
-    return NodeSeen(restart, notes, state.words(part), own, state.written(log), batch, state.is_cancelled(job))
+    return NodeSeen(
+        restart,
+        notes,
+        state.words(part),
+        own,
+        state.written(log),
+        batch,
+        state.written(state.batch_log),
+        state.is_cancelled(job),
+    )
 
 
 def _pod_name(run: str, part: Part) -> str:

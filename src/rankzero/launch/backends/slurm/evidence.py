@@ -42,6 +42,8 @@ class NodeSeen:
     """When it was written last."""
     batch: str = ""
     """The last lines of the batch script's, where srun speaks."""
+    batch_written: datetime | None = None
+    """When that was written last."""
     cancelled: bool = False
     """Whether its job was told to stop for good."""
     mute: bool = False
@@ -127,7 +129,12 @@ def _metadata(about: Mapping[str, Any]) -> Manifest:
 
 def _restart(job: Job | None, seen: NodeSeen) -> int:
     """Which start of the job counts."""
-    return seen.restart if job is None or job.restarts is None else job.restarts
+    if job is None:
+        return seen.restart
+    if job.restarts is not None:
+        return job.restarts
+    last = seen.notes.endings[-1].at if _has_left(seen.notes) else seen.notes.began
+    return seen.restart + (last is not None and job.started is not None and last < job.started - _CLOCKS)
 
 
 def _notes(job: Job | None, seen: NodeSeen) -> NodeNotes:
@@ -224,15 +231,18 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
 
 def _of_a_start(job: Job | None, seen: NodeSeen) -> str:
     """What srun and what it starts said of a node before that could note that it began. Logs go on from one start to
-    the next: its own counts where it was written in this one, and behind the last line that a run has printed."""
-    if job is not None and job.started is not None and seen.written is not None:
-        counts = seen.written >= job.started - _CLOCKS
-    else:
-        counts = _restart(job, seen) == 0
-    lines = seen.own.splitlines() if counts else []
+    the next: they count where they were written in this one, and its own behind the last line that a run has printed.
+    """
+
+    def counts(written: datetime | None) -> bool:
+        if job is not None and job.started is not None and written is not None:
+            return written >= job.started - _CLOCKS
+        return _restart(job, seen) == 0
+
+    lines = seen.own.splitlines() if counts(seen.written) else []
     stamped = [at for at, line in enumerate(lines) if read_stamp(line).time is not None]
     since = lines[stamped[-1] + 1 :] if stamped else lines
-    return "\n".join(line for line in (seen.batch, *since) if line)
+    return "\n".join(line for line in (seen.batch if counts(seen.batch_written) else "", *since) if line)
 
 
 def _in_the_end(words: str, code: int) -> str:

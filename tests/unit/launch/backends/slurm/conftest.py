@@ -54,13 +54,13 @@ class Site:
         """The newest job does."""
         self.slurm.jobs[max(self.slurm.jobs)] = FakeJob(state, reason, restarts)
 
-    def note(self, node: int, *lines: str, restart: int = 0, words: dict[str, Any] | None = None) -> None:
+    def note(self, node: int, *lines: str, restart: int = 0, words: dict[str, Any] | None = None, at: int = AT) -> None:
         """`begin` or `end CODE`, as the node's script does."""
         job = max(self.slurm.jobs)
         with (self.root / f"slurm/r/nodes/{node}").open("a") as file:
             for index, line in enumerate(lines):
                 word, _, code = line.partition(" ")
-                file.write(f"{word} {job} {restart} {AT + index} {code or f'host{node}'}\n")
+                file.write(f"{word} {job} {restart} {at + index} {code or f'host{node}'}\n")
         if words is not None:
             (self.root / f"slurm/r/nodes/{node}.words").write_text(json.dumps({"rankzero": 1, **words}))
 
@@ -69,6 +69,12 @@ class Site:
         path = RunState(self.root / "slurm/r").log(node)
         with path.open("a") as file:
             file.write(text)
+        os.utime(path, (at, at))
+
+    def batch_log(self, text: str, at: int = AT) -> None:
+        """What the batch script and srun print, at a time of Slurm's."""
+        path = self.root / "slurm-r.log"
+        path.write_text(text)
         os.utime(path, (at, at))
 
     def is_cancelled(self, job: str) -> bool:

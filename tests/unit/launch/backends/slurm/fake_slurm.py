@@ -55,6 +55,8 @@ class FakeSlurm:
     """What sbatch says instead of taking a job."""
     silent: int = 0
     """So many more calls of squeue are not answered."""
+    accounted: dict[str, FakeJob] = field(default_factory=dict)
+    """What its accounting knows; empty: it has none."""
     on_scancel: Callable[[FakeJob, bool], None] | None = None
 
     def execute(self, arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
@@ -106,7 +108,15 @@ class FakeSlurm:
         return "" if name is None else name[1]
 
     def _sacct(self, _rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
-        return Answer(1, "", "Slurm accounting storage is disabled\n")
+        if not self.accounted:
+            return Answer(1, "", "Slurm accounting storage is disabled\n")
+        now, started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "2026-11-22T11:01:00"
+        lines = (
+            f"{number}|{job.state}|{job.submitted or now}|{started}|{job.ended}|host[0-1]|{job.code}:0|"
+            f"{job.name or self._name(number)}\n"
+            for number, job in self.accounted.items()
+        )
+        return Answer(0, "".join(lines), "")
 
     def _sinfo(self, _rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
         return Answer(0, "gpu*: 4 nodes of 64 CPUs, 515000 MiB, gpu:h100:8 (idle)\n", "")

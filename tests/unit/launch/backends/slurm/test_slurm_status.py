@@ -407,7 +407,7 @@ def test_what_kept_srun_from_starting_the_nodes_is_the_verdict(
     parts: list[Part] = [PREPARATION] if first else [0, 1]
     for part in parts if own else ():
         site.log(part, own)
-    (site.root / "slurm-r.log").write_text(batch)
+    site.batch_log(batch)
     if first:
         site.slurm.jobs = {"17": FakeJob("FAILED", "NonZeroExitCode"), "18": FakeJob("CANCELLED", "Dependency")}
     else:
@@ -444,12 +444,40 @@ def test_a_start_before_that_has_no_part_in_it(site: Site) -> None:
     for node in (0, 1):
         site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
         site.log(node, "saved at step 4\n", at=BEFORE)
-    (site.root / "slurm-r.log").write_text("an older line\n" + PYXIS)
+    site.batch_log("an older line\n" + PYXIS)
     site.becomes("FAILED", "NonZeroExitCode", restarts=1)
     assert (site.status().phase, site.status().exit_code) == ("Failed", 70)
     assert "404 Not Found" in site.status().verdict and "saved at step 4" not in site.status().verdict
     site.note(0, "begin", restart=1)
     assert "before node 1 began" in site.status().verdict
+
+
+@pytest.mark.parametrize("accounting", [False, True])
+@pytest.mark.parametrize(
+    ("state", "code", "phase", "exit_code", "says"),
+    [
+        ("FAILED", 74, "Failed", 74, "could not write to storage.outputs"),
+        ("FAILED", 78, "Failed", 78, "another storage.outputs"),
+        ("NODE_FAIL", 0, "Failed", 143, "a node of job 17 failed"),
+        ("CANCELLED", 0, "Stopped", 75, "stopped"),
+    ],
+)
+def test_a_later_start_of_which_nothing_began_is_not_judged_by_the_one_before(
+    site: Site, accounting: bool, state: str, code: int, phase: str, exit_code: int, says: str
+) -> None:
+    """Slurm's accounting, which has it once squeue has forgotten, does not say how often it was queued again."""
+    site.submit()
+    stopped = {"outcome": "stopped", "exit_code": 75, "step": 4, "total_steps": 9, "checkpoint": 4}
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words=stopped, at=BEFORE)
+    site.batch_log("srun: error: host0: task 0: Exited with exit code 75\n", at=BEFORE)
+    site.becomes(state, "NonZeroExitCode", restarts=1)
+    site.slurm.jobs["17"].code = code
+    if accounting:
+        site.slurm.accounted, site.slurm.jobs = site.slurm.jobs, {}
+    seen = site.status()
+    assert (seen.phase, seen.exit_code) == (phase, exit_code)
+    assert says in seen.verdict and "exit code 75" not in seen.verdict and "step 4" not in seen.verdict
 
 
 @pytest.mark.parametrize("code", sorted({*ExitCode, 1, 134, 137, 139} - {ExitCode.DONE, ExitCode.STOPPED}))
@@ -458,7 +486,7 @@ def test_a_node_that_failed_is_the_verdict_and_not_one_that_was_ended_before_it_
     site.submit()
     words = {"outcome": "failed", "exit_code": code, "what": "what it said"} if code in {*ExitCode} else None
     site.note(1, "begin", f"end {code}", words=words)
-    (site.root / "slurm-r.log").write_text("srun: error: host0: task 0: Terminated\n")
+    site.batch_log("srun: error: host0: task 0: Terminated\n")
     site.becomes("FAILED", "NonZeroExitCode")
     failed = site.status()
     assert (failed.phase, failed.exit_code) == ("Failed", code)
@@ -479,7 +507,7 @@ def test_a_node_that_has_only_waited_for_one_that_never_began_is_not_blamed(
 ) -> None:
     site.submit()
     site.note(1, "begin", f"end {code}", words=words)
-    (site.root / "slurm-r.log").write_text(PYXIS)
+    site.batch_log(PYXIS)
     site.becomes("FAILED", "NonZeroExitCode")
     assert "before node 0 began" in site.status().verdict and "404 Not Found" in site.status().verdict
 
@@ -487,6 +515,6 @@ def test_a_node_that_has_only_waited_for_one_that_never_began_is_not_blamed(
 def test_a_known_sign_in_what_srun_says_comes_first(site: Site) -> None:
     site.submit()
     said = "slurmstepd: error: pyxis: nvidia-container-cli: initialization error: nvml error: driver not loaded\n"
-    (site.root / "slurm-r.log").write_text(said)
+    site.batch_log(said)
     site.becomes("FAILED", "NonZeroExitCode")
     assert [finding.code for finding in site.status().findings] == ["gpu-runtime", "slurm-not-started"]
