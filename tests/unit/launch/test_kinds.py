@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from rankzero.launch import labels
+from rankzero.launch.evidence import Evidence
 from rankzero.launch.kinds import kind_of, node_index
+from rankzero.launch.status import run_status
+from tests.unit.launch.backends.kubernetes.runs import objects
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -43,3 +47,16 @@ def test_worker_0_is_node_1_beside_a_master(kind: str, first: str, node: int) ->
 def test_what_trains_nothing_is_of_no_kind() -> None:
     assert kind_of({"kind": "ConfigMap"}) is None
     assert kind_of({}) is None
+
+
+@pytest.mark.parametrize(("restarts", "backoff"), [(0, 1), (1, 1), (3, 3)])
+def test_a_pytorchjob_bears_pods_that_were_only_stopped(restarts: int, backoff: int) -> None:
+    """With a backoffLimit of 0 its operator fails it at the first pod that leaves, also with 75 or evicted; the node
+    command counts what counts."""
+    job = objects(kind="pytorchjob", max_restarts=restarts)[-1]
+    assert job["spec"]["runPolicy"]["backoffLimit"] == backoff
+    said = {"type": "Failed", "status": "True", "reason": "PyTorchJobFailed", "message": "reached backoff limit"}
+    job["status"] = {"conditions": [said]}
+    verdict = run_status(Evidence(run="r", now=datetime.now(UTC), objects=(job,))).verdict
+    told = {0: "max_restarts is 0, so", 1: "the one restart that max_restarts", 3: "all 3 restarts that max_restarts"}
+    assert told[restarts] in verdict

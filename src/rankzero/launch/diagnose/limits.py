@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankzero.errors import ExitCode
+from rankzero.launch import labels
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.kinds import kind_of
@@ -99,6 +100,9 @@ def _used_up(allowed: int | None) -> str:
 
 
 def _allowed(joined: JoinedEvidence) -> int | None:
+    noted = whole(joined.trainer, "metadata", "annotations", labels.MAX_RESTARTS)
+    if noted is not None:
+        return noted
     kind = joined.trained_by
     return whole(joined.trainer, *kind.restarts_allowed) if kind is not None and kind.restarts_allowed else None
 

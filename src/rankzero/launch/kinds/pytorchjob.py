@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rankzero.launch import labels
 from rankzero.launch.kinds.kind import Flag, Kind, PodSpecs, by_conditions, is_number
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
@@ -26,7 +27,11 @@ FIRST_WORKER = "rankzero.dev/first-worker"
 def objects(plan: Plan) -> list[Manifest]:
     """The PyTorchJob; the operator makes a Service for each replica."""
     cluster = plan.cluster
-    policy: dict[str, Any] = {"cleanPodPolicy": "None", "backoffLimit": cluster.max_restarts, "suspend": False}
+    about = top_metadata(plan)
+    backoff = max(1, cluster.max_restarts)  # with 0 the operator ends the run at a pod that was only stopped or evicted
+    if backoff != cluster.max_restarts:
+        about["annotations"][labels.MAX_RESTARTS] = str(cluster.max_restarts)
+    policy: dict[str, Any] = {"cleanPodPolicy": "None", "backoffLimit": backoff, "suspend": False}
     if cluster.ttl_seconds_after_finished is not None:
         policy["ttlSecondsAfterFinished"] = cluster.ttl_seconds_after_finished
     if cluster.timeout_seconds is not None:
@@ -48,7 +53,7 @@ def objects(plan: Plan) -> list[Manifest]:
         {
             "apiVersion": PYTORCH_JOB.api_version,
             "kind": PYTORCH_JOB.kind,
-            "metadata": top_metadata(plan),
+            "metadata": about,
             "spec": spec,
         }
     ]
