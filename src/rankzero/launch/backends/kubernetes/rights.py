@@ -10,7 +10,7 @@ from rankzero.launch.backends.kubernetes.collect import AT_ONCE
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.resources import CLAIM, CONFIG_MAP, EVENT, SECRET, SERVICE, resource_of
 from rankzero.launch.labels import Manifest
-from rankzero.launch.resource import POD, Resource
+from rankzero.launch.resource import JOB, POD, Resource
 from rankzero.launch.survey import Doubt
 from rankzero.launch.untyped_json import at
 
@@ -27,8 +27,9 @@ _PARTS = {POD.kind: (("log", "get"),), "StatefulSet": (("scale", "patch"), ("sta
 
 
 def used(objects: Sequence[Manifest]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Verbs that submit, status, list, logs, cancel and delete use for a run of these objects, by (group, resource)."""
-    kinds = dict.fromkeys([CONFIG_MAP, SERVICE, SECRET, CLAIM, POD, EVENT, *map(resource_of, objects)])
+    """Verbs that submit, status, list, logs, cancel and delete use for a run of these objects, by (group, resource).
+    Jobs among them: all look for one that prepares, and a run is prepared by one that a smoke test has not got."""
+    kinds = dict.fromkeys([CONFIG_MAP, SERVICE, SECRET, CLAIM, POD, EVENT, JOB, *map(resource_of, objects)])
     found = {(one.group, one.plural): _OF_KIND.get(one.kind, _ALL) for one in kinds}
     found |= {(one.group, f"{one.plural}/{part}"): (verb,) for one in kinds for part, verb in _PARTS.get(one.kind, ())}
     return found
