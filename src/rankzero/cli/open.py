@@ -75,6 +75,7 @@ def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None
     from rankzero.api.planning import cluster_from
     from rankzero.cli.cluster_option import say
     from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
+    from rankzero.launch.refusals import Asked
     from rankzero.launch.render.tensorboard import PORT, tensorboard
 
     spec = cluster_from(cluster)
@@ -97,8 +98,9 @@ def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None
     try:
         forward(program, target, f"{port}:{PORT}")
     finally:
-        names = f"deployment,service {objects[-1]['metadata']['name']} -n {spec.namespace}"
-        say(f"TensorBoard stays on the cluster for the next time; `kubectl delete {names}` removes it")
+        kinds, name = ",".join(one["kind"].lower() for one in reversed(objects)), objects[-1]["metadata"]["name"]
+        removes = f"{Asked('', context=spec.context or '').kubectl} delete {kinds} {name} -n {spec.namespace}"
+        say(f"TensorBoard stays on the cluster for the next time; `{removes}` removes it")
 
 
 def _run_name(objects: Sequence[Manifest]) -> str | None:

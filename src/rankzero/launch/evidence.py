@@ -35,6 +35,8 @@ class Evidence:
     run: str
     now: datetime
     """When it was collected, in UTC; ages are counted from it."""
+    context: str = ""
+    """Of the kubeconfig that it was collected by, where it is known."""
     objects: tuple[Manifest, ...] = ()
     """Everything that carries the run's label except pods: Job, JobSet, TrainJob, claims, ConfigMap (without data) …"""
     pods: tuple[Manifest, ...] = ()

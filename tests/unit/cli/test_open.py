@@ -57,6 +57,19 @@ def test_a_run_of_a_cluster(place: Place, kubectl: Path, monkeypatch: pytest.Mon
     assert "deployments/tensorboard-outputs" in place.cluster.names()
 
 
+def test_all_that_it_leaves_is_named(place: Place, kubectl: Path) -> None:
+    """A policy without its Deployment keeps the next one from being reached."""
+    assert place("submit run.yaml --detach").code == 0
+    text = (place.directory / "cluster.yaml").read_text()
+    (place.directory / "cluster.yaml").write_text(f"{text}\nnetwork_policy: true\ncontext: fake\n")
+    done = place("open tensorboard r")
+    assert done.code == 0, done.err
+    assert (
+        "`kubectl --context fake delete deployment,service,networkpolicy tensorboard-outputs -n train` removes it"
+        in " ".join(done.err.split())
+    )
+
+
 def test_what_is_not_there(place: Place, kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = place("open tensorboard q")
     assert done.code == 2 and "there is no such run" in done.err

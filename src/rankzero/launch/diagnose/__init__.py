@@ -7,6 +7,7 @@ causes what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from rankzero.launch.diagnose import (
     api,
@@ -28,6 +29,7 @@ from rankzero.launch.diagnose import (
 from rankzero.launch.diagnose.finding import Finding, clean, redact
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.refusals import Asked
 
 __all__ = ["SYMPTOMS", "Finding", "diagnose", "diagnose_joined", "redact"]
 
@@ -81,10 +83,16 @@ def diagnose_joined(joined: JoinedEvidence) -> tuple[Finding, ...]:
     found: dict[tuple[str, str], Finding] = {}
     for rule in RULES:
         for finding in rule(joined):
-            found.setdefault((finding.code, finding.cause), clean(finding))
+            found.setdefault((finding.code, finding.cause), clean(_for_its_cluster(finding, joined)))
     ordered = sorted(found.values(), key=_order)  # stable: within a place, the order of RULES stays
     telling = any(finding.severity != "info" and finding.code not in _ECHOES for finding in ordered)
     return tuple(finding for finding in ordered if not (telling and finding.code in _ECHOES))
+
+
+def _for_its_cluster(finding: Finding, joined: JoinedEvidence) -> Finding:
+    """Its commands for the cluster that it is of, whatever kubectl is set to: they may delete."""
+    kubectl = Asked("", context=joined.evidence.context).kubectl
+    return replace(finding, fix=finding.fix.replace("`kubectl ", f"`{kubectl} "))
 
 
 def _order(finding: Finding) -> tuple[bool, int]:

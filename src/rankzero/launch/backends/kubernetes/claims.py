@@ -91,7 +91,7 @@ def _deletable(api: Api, discovery: Discovery, run: str, name: str, say: Say) ->
     if not _is_ours(claim):
         say(f"{CLAIM.kind}/{name} was not made by rankzero; kept")
     elif other := _Users(api, discovery, run).of(claim):
-        all_the_same = f"`kubectl delete pvc {name} -n {api.place.namespace}` removes it all the same"
+        all_the_same = f"`{api.place.kubectl} delete pvc {name} -n {api.place.namespace}` removes it all the same"
         say(f"{CLAIM.kind}/{name} {other}; kept ({all_the_same})")
         _forget(api, claim, run)
     else:

@@ -66,6 +66,7 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
         return Evidence(
             run=run,
             now=api.now(),
+            context=api.place.context,
             objects=tuple(found),
             pods=tuple(found_pods),
             events=tuple(_about(run, everything, events.result() or ())),

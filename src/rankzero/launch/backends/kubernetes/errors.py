@@ -38,6 +38,11 @@ class Place:
     """What names the proxy that they go through, where there is one."""
 
     @property
+    def kubectl(self) -> str:
+        """The command for the same cluster."""
+        return Asked("", context=self.context).kubectl
+
+    @property
     def named(self) -> str:
         """Where it stands which cluster it is."""
         return f"context {self.context} in the kubeconfig" if self.context else "this pod's service account"
@@ -128,8 +133,7 @@ def _words(failure: ApiError, place: Place) -> tuple[str, str]:
     if failure.is_without_tls:
         return _without_tls(refusal.message, place)
     if refusal.status == NO_ANSWER:
-        asked = Asked("", context=place.context)
-        reach = f"`{asked.kubectl} get pods -n {place.namespace}` asks the same server"
+        reach = f"`{place.kubectl} get pods -n {place.namespace}` asks the same server"
         return f"the cluster does not answer: {refusal.message}", f"is the network or VPN up? {reach}{place.between}"
     kind, run = (resource.kind if resource is not None else ""), failure.subject.partition("/")[2]
     reason = reason_of(refusal, Asked(f"the cluster refused to {refusal.verb}", run, kind, place.context))

@@ -51,8 +51,9 @@ def _stuck(items: list[Manifest], seconds: float, api: Api) -> ServiceError:
     host = ((first or {}).get("spec") or {}).get("nodeName")
     finalizers = ((first or {}).get("metadata") or {}).get("finalizers") or ()
     why = f" (host {host})" if host else f" (finalizers: {', '.join(finalizers)})" if finalizers else ""
+    there = f"-n {api.place.namespace}"
     hint = "the same command continues once it is gone; " + (
-        f"if its host is lost: kubectl delete pod {first['metadata']['name']} -n {api.place.namespace} --force"
+        f"if its host is lost: {api.place.kubectl} delete pod {first['metadata']['name']} {there} --force"
         if first is not None and first["kind"] == POD.kind
         else "a controller that should remove it is not running, or a pod's host is lost"
     )

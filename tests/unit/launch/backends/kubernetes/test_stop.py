@@ -13,7 +13,10 @@ from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.kueue import is_queued
 from rankzero.launch.backends.kubernetes.resources import name_of
 from rankzero.launch.backends.kubernetes.stop import remove
+from rankzero.launch.backends.kubernetes.wait import wait_until_gone
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import POD
+from rankzero.launch.status import run_status
 from rankzero.spec.run_options import SmokeSettings
 from tests.support.fake_cluster import Act
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
@@ -197,6 +200,20 @@ def test_a_node_that_is_lost(bench: Bench) -> None:
     assert "host is lost" in caught.value.problems[0].hint
 
 
+def test_what_is_printed_to_delete_names_the_cluster(bench: Bench) -> None:
+    """kubectl may be set to another one, which has a pod of that name too."""
+    start(bench)
+    pod = bench.cluster.store.of("pods")[0]["metadata"]
+    selector = {"labelSelector": "rankzero.dev/run=r"}
+    bench.cluster.ends_idle_watches = True
+    with pytest.raises(ServiceError) as caught:
+        wait_until_gone(bench.api(), POD, selector, {pod["uid"]}, 60)
+    assert f"kubectl --context fake delete pod {pod['name']} -n train --force" in caught.value.problems[0].hint
+    pod["deletionTimestamp"] = "2026-11-21T07:00:00Z"
+    (stuck,) = [one for one in run_status(bench.backend().collect("r")).findings if one.code == "stuck-terminating"]
+    assert f"`kubectl --context fake delete pod {pod['name']} --force`" in stuck.fix
+
+
 def test_a_server_that_dies_while_deleting(bench: Bench) -> None:
     start(bench)
     backend = bench.backend()
@@ -266,7 +283,8 @@ class TestClaimsOfRunsThatAreOver:
             "persistentvolumeclaims/outputs",
         ]
         assert not [name for name in removed if name.startswith("Persistent")]
-        assert bench.heard("outputs is also used by the run a, whose results may be on it; kept (`kubectl delete pvc")
+        assert bench.heard("outputs is also used by the run a, whose results may be on it; kept (")
+        assert bench.heard("`kubectl --context fake delete pvc outputs -n train` removes it all the same")
         assert self.users(bench, "outputs") == {"a"}, "b's results were given up"
         bench.backend().delete("a", claims=True, say=bench.said.append)
         assert bench.cluster.names() == []
@@ -328,7 +346,7 @@ class TestClaimsOfRunsThatAreOver:
         bench.backend().delete("b", claims=True, say=bench.said.append)
         assert bench.cluster.names(CLAIMS) == [f"{CLAIMS}/cache", f"{CLAIMS}/outputs"]
         assert bench.heard("outputs may be used by other runs, whose ConfigMaps you are not permitted to list; kept")
-        assert bench.heard("kubectl delete pvc outputs -n")
+        assert bench.heard("kubectl --context fake delete pvc outputs -n")
 
     def test_who_may_not_see_claims_is_told_that_they_stay(self, bench: Bench) -> None:
         self.finished(bench, "a")

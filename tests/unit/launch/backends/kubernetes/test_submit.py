@@ -1009,8 +1009,8 @@ def test_the_rights_that_the_page_asks_for_are_enough(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rights_on_jobs_are_asked_for_whatever_kind_trains(bench: Bench, kind: str) -> None:
-    """`doctor --cluster` looks by a run that prepares nothing; `cancel` and `delete` look for Jobs all the same, and the
-    runs to come are prepared by one."""
+    """`doctor --cluster` looks by a run that prepares nothing; `cancel` and `delete` look for Jobs all the same, and
+    the runs to come are prepared by one."""
     manifests = objects(kind=kind, prepare="never")
     assert set(used(manifests)["batch", "jobs"]) == {"get", "list", "watch", "create", "patch", "delete"}
     bench.cluster.forbidden.add(("list", "jobs"))
