@@ -40,6 +40,8 @@ def note(error):
         unseen.append(f"{error.filename} could not be looked into: {error.strerror}")
 for place, names, files in () if is_known else os.walk(root, onerror=note):
     names[:] = [name for name in names if not name.startswith(".")]
+    if place == os.path.join(root, "slurm"):  # what jobs of Slurm read of a run and note, its spec among it
+        names[:] = [name for name in names if not os.path.lexists(os.path.join(place, name, "about.json"))]
     if "run.yaml" in files:
         found.append(place)
         names.clear()

@@ -300,6 +300,22 @@ def test_runs_that_are_not_there(there: RunDir) -> None:
         CommandSource.find(lambda _command: "motd", str(volume), "r", "outputs")
 
 
+def test_what_jobs_of_slurm_read_is_no_run(there: RunDir) -> None:
+    """But a run whose output_dir is called so is one."""
+    volume = there.root.parents[1]
+    state = volume / "slurm" / "r"
+    (state / "config").mkdir(parents=True)
+    (state / "about.json").write_text("{}")
+    (state / "config" / "run.yaml").write_text(spec_text())
+    with pytest.raises(ConfigError, match="no run config") as raised:
+        CommandSource.find(run_python, str(volume), "config", "outputs")
+    assert raised.value.problems[0].hint == "there are r"
+    assert CommandSource.find(run_python, str(volume), "r", "outputs").where.endswith("/runs/r")
+    (volume / "slurm" / "config").mkdir()
+    (volume / "slurm" / "config" / "run.yaml").write_text(spec_text())
+    assert CommandSource.find(run_python, str(volume), "config", "outputs").where.endswith("/slurm/config")
+
+
 def test_what_could_not_be_looked_into_is_said_where_there_is_no_run(
     there: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
