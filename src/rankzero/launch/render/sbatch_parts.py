@@ -87,7 +87,7 @@ def inputs_digest(plan: Plan) -> str:
 
 def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]:
     """The run's directory and the files in it, written by the script: as they read where they are text, else as base64.
-    What is there already of `about`, which says what the run is, stays."""
+    Of a script that was submitted, `about`, which says what the run is, stays as it is there already."""
     end = f"END_{hashlib.sha256(b''.join(files.values())).hexdigest()[:12]}"
     yield f"unset {TOKEN_OF_CLIENTS} {' '.join(INDEX_VARIABLES)} ${{!PET_@}}  # of the shell that submits"
     yield from _made_where_it_was_submitted()
@@ -100,7 +100,8 @@ def written(plan: Plan, files: Mapping[str, bytes], about: str) -> Iterator[str]
     for name in dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)]):
         yield _or_unwritten('mkdir -p "$state"/{}', name)
     about_new = f'{{ cat > "$state/about.json.new" && {_put("about.json")}; }}'
-    yield f'[ -e "$state/about.json" ] || {about_new} <<\'{end}\' || unwritten "$state/about.json"'
+    is_kept = '{ [ -n "$submitted" ] && [ -e "$state/about.json" ]; }'
+    yield f"{is_kept} || {about_new} <<'{end}' || unwritten \"$state/about.json\""
     yield about
     yield end
     for name, content in files.items():
@@ -124,8 +125,9 @@ def _made_where_it_was_submitted() -> Iterator[str]:
     the script to sbatch by hand has made none, be it in a job of ours. A network file system may show late what is new.
     """
     words = "is not here: storage.outputs in cluster.yaml has to be a directory that this node shares with the machine"
-    yield f'if [ -n "${{{SUBMITTED_VARIABLE}:-}}" ]; then'
-    yield f'  made="$state/{SUBMITTED_FILE}${SUBMITTED_VARIABLE}"'
+    yield f'submitted="${{{SUBMITTED_VARIABLE}:-}}"'
+    yield 'if [ -n "$submitted" ]; then'
+    yield f'  made="$state/{SUBMITTED_FILE}$submitted"'
     yield f"  for _ in {{1..{LATE_SECONDS // PAUSE_SECONDS}}}; do"
     yield f'    [ ! -e "$made" ] || break; sleep {PAUSE_SECONDS}'
     yield "  done"

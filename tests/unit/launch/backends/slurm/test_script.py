@@ -532,6 +532,22 @@ def test_what_was_cancelled_and_said_no_more(tmp_path: Path, first: bool, job: s
     assert [one.code for one in read_notes(file.read_text(), "7")[1].endings] == [75] * (code == 75)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_script_that_is_handed_over_by_hand_says_what_the_run_is_then(tmp_path: Path, first: bool) -> None:
+    """One of another spec was submitted before, of other nodes. Of one that is submitted, submit has said more."""
+    stage = Stage(tmp_path, nodes=2)
+    stage.state.mkdir(parents=True)
+    about, text = stage.state / "about.json", stage.first if first else stage.text
+    before = {"name": "r", "annotations": {"rankzero.dev/num-nodes": "1", "rankzero.dev/spec-hash": "of the other"}}
+    about.write_text(json.dumps(before))
+    (stage.state / "submitted-5a").touch()
+    stage.run([0], [0], text=text, submitted="5a")
+    assert json.loads(about.read_text()) == before
+    stage.run([0], [0], text=text)
+    now = json.loads(about.read_text())["annotations"]
+    assert now["rankzero.dev/num-nodes"] == "2" and "rankzero.dev/spec-hash" not in now
+
+
 @pytest.mark.parametrize(("state", "asked"), [("COMPLETING", ""), ("", ""), ("RUNNING", "requeue 7")])
 def test_what_slurm_ends_itself_is_left_to_it(tmp_path: Path, state: str, asked: str) -> None:
     stage = Stage(tmp_path)
