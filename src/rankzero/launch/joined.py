@@ -141,6 +141,12 @@ class JoinedEvidence:
         return kind is not None and kind.switch.is_off(self.counted)
 
     @cached_property
+    def is_scaled_down(self) -> bool:
+        """Whether the object that has the next pods is told to have none by somebody who is not Kueue."""
+        kind = kinds.kind_of(self.counted)
+        return self.is_suspended and kind is not None and not kind.queued_without_pods
+
+    @cached_property
     def outcome(self) -> LastWords | None:
         """What node 0 noted on the object at the end of a run that parks."""
         return parse_last_words(text(self.trainer, "metadata", "annotations", labels.OUTCOME))

@@ -38,7 +38,7 @@ _PATIENCE_SECONDS = 120
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding at most: a run that is admitted has none."""
-    if joined.finished is not None or any(pod.is_running for pod in joined.current.values()):
+    if joined.is_scaled_down or joined.finished is not None or any(pod.is_running for pod in joined.current.values()):
         return
     if joined.workload:
         yield from _from_workload(joined)

@@ -93,6 +93,9 @@ class Kind:
     controlled: bool = True
     """A controller makes the pods. Else its objects are the pods, and they alone tell how the run ended."""
     template: Template | None = None
+    queued_without_pods: bool = True
+    """Kueue keeps it without pods by its switch until there is room. Else Kueue holds the pods themselves back, and
+    somebody else has told one that has none."""
     parks: bool = False
     """Whatever leaves is started again, so a finished run stays in its pods and notes its outcome on the object."""
     container: str = "node"

@@ -117,5 +117,6 @@ KIND = Kind(
     node_index=_node_index,
     end=_end,
     switch=Scale(),
+    queued_without_pods=False,
     parks=True,
 )

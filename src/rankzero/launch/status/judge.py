@@ -101,7 +101,8 @@ def _phase(joined: JoinedEvidence, progress: Progress | None) -> Phase:
     if joined.is_suspended or put_aside:
         if alive:
             return "Stopping"
-        return "Queued" if joined.queue and not put_aside else "Stopped"
+        waits = joined.queue and not put_aside and not joined.is_scaled_down
+        return "Queued" if waits else "Stopped"
     if alive and all(pod.deleting_since is not None for pod in alive):
         return "Stopping"
     if joined.is_preparing:

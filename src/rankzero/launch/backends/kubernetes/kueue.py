@@ -6,7 +6,7 @@ from rankzero.launch import labels
 from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, WRITE, Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
-from rankzero.launch.backends.kubernetes.resources import label, name_of
+from rankzero.launch.backends.kubernetes.resources import is_queued_without_pods, label, name_of
 from rankzero.launch.labels import Manifest
 
 
@@ -38,6 +38,8 @@ def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
 
     Who may not see Workloads goes by the queue's label: what they cancel is removed (stop.py).
     """
+    if not is_queued_without_pods(manifest):
+        return False
     try:
         waiting = workloads(api, discovery, manifest, patient=True)
     except ApiError as error:

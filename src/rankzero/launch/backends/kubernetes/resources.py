@@ -94,6 +94,12 @@ def is_suspended(manifest: Mapping[str, Any]) -> bool:
     return kind is not None and kind.switch.is_off(manifest)
 
 
+def is_queued_without_pods(manifest: Mapping[str, Any]) -> bool:
+    """Whether Kueue, where it has a say, lets it have no pods until there is room."""
+    kind = kinds.kind_of(manifest)
+    return kind is None or kind.queued_without_pods
+
+
 def suspension(manifest: Mapping[str, Any], *, suspend: bool) -> Manifest:
     """The merge patch that stops an object's pods, or starts them again; `manifest` is as it was rendered for that.
 

@@ -26,6 +26,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     grace_seconds,
     is_owned,
     is_preparation,
+    is_queued_without_pods,
     is_suspended,
     is_training,
     label,
@@ -154,13 +155,15 @@ def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manif
     except ApiError as error:
         if error.status != 403:
             raise
-        if label(there, labels.QUEUE) is not None:  # made again it would be the last of all
+        if label(there, labels.QUEUE) is not None and is_queued_without_pods(
+            there
+        ):  # made again it would be the last of all
             run = label(there, labels.RUN)
             return (
                 "waits in its queue; you may not list Workloads, and where somebody has put its own aside (spec.active:"
                 f" false), `rankzero cancel {run}` and this command again put it back"
             )
-        waiting = []  # nothing of ours is in a queue
+        waiting = []  # nothing of ours is in a queue, or Kueue hears of it by its pods
     aside = [one for one in waiting if not is_active(one)]
     try:
         for workload in aside:  # Kueue decides when; it only has to be allowed to
@@ -169,7 +172,7 @@ def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manif
         if error.status != 403:
             raise
         return ""
-    if waiting:
+    if waiting and is_queued_without_pods(there):
         return "is back in its queue" if aside else "waits in its queue"
     _patch(api, there, suspension(rendered, suspend=False))
     return "started again"
@@ -219,6 +222,10 @@ def _put_aside(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
     While its Workload is admitted, Kueue takes back whoever's suspension of the object itself. What it honours is a
     Workload that is not active, and that only its administrators' roles may write.
     """
+    if not is_queued_without_pods(manifest):
+        if not is_suspended(manifest):
+            _patch(api, manifest, suspension(manifest, suspend=True))
+        return True
     try:
         waiting = workloads(api, discovery, manifest)
         for workload in waiting:

@@ -46,6 +46,33 @@ def test_cancelling_stops_pods_and_keeps_objects(bench: Bench, kind: str) -> Non
     assert bench.heard("its pods save and leave within 180 s")
 
 
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_statefulset_of_a_queue_is_stopped_by_its_replicas(bench: Bench, sees: bool) -> None:
+    """Kueue scales none: it holds its pods back, and keeps its Workload on hold while there are to be none."""
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+    bench.cluster.plurals |= {"workloads", "localqueues"}
+    bench.cluster.publish()
+    bench.cluster.store.put(queue)
+    manifests = start(bench, kind="statefulset", queue={"name": "gpus"})
+    owner = {"uid": bench.cluster.get("statefulsets", "r")["metadata"]["uid"], "kind": "StatefulSet", "name": "r"}
+    about = {"name": "statefulset-r", "ownerReferences": [owner]}
+    spec = {"queueName": "gpus", "active": True}
+    bench.cluster.store.put(
+        {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": about, "spec": spec}
+    )
+    if not sees:
+        bench.cluster.forbidden |= {("list", "workloads"), ("patch", "workloads")}
+    bench.backend().cancel("r", bench.said.append)
+    bench.cluster.world.run_down()
+    there, api = bench.cluster.get("statefulsets", "r"), bench.api()
+    assert there["spec"]["replicas"] == 0 and bench.cluster.names("pods") == []
+    assert not is_queued(api, Discovery(api), there)
+    status = run_status(bench.backend().collect("r"))
+    assert status.phase == "Stopped" and not [one for one in status.findings if one.code.startswith("queue-")]
+    bench.submit(manifests, replace=False)
+    assert bench.cluster.get("statefulsets", "r")["spec"]["replicas"] == 2
+
+
 class TestKueueFails:
     """Its webhook is down, and with it whatever is asked about Workloads, also for who has nothing to do with it."""
 
