@@ -233,6 +233,8 @@ def _admission(message: str, asked: Asked) -> Reason | None:
     if security is not None:
         why = security["why"] or "it"
         ways = [words for sign, words in _SECURITY_FIELDS if sign in why]
+        if _OF_THE_OPERATOR[0] in why:
+            ways = [_OF_THE_OPERATOR[1]]
         fix = (
             f"{'; '.join(ways)}, or use a namespace"
             if ways
@@ -287,6 +289,12 @@ _CONSTRAINT_FIELDS = (
     ("rivileged", "remove privileged from pod_patch"),
     ("hostNetwork", "remove hostNetwork from pod_patch"),
 )
+_OF_THE_OPERATOR = (
+    '"init-pytorch"',
+    "set another kind, such as job: the Training Operator adds this container to workers beside a master, and gives it"
+    " no securityContext; or have its administrators give it one (--pytorch-init-container-template-file)",
+)
+"""A container that no run renders, so no field of ours mends it."""
 _SECURITY_FIELDS = (
     ("IPC_LOCK", "leave out resources.rdma, which needs IPC_LOCK"),
     ("hostPath", "give storage.<name>.claim in place of storage.<name>.host_path"),

@@ -122,6 +122,10 @@ def test_a_quota_of_what_only_pod_patch_says_is_told_with_it() -> None:
     ("forbids", "fixes"),
     [
         ("runAsUser=0 (pod must not set runAsUser=0), runAsNonRoot != true (pod must not …)", ["user in cluster.yaml"]),
+        (
+            'allowPrivilegeEscalation != false (container "init-pytorch" must set …), runAsNonRoot != true (…)',
+            ["set another kind, such as job"],
+        ),
         ("privileged (…), allowPrivilegeEscalation != false (…)", ["remove privileged", "remove allowPrivilegeEsc"]),
     ],
 )
@@ -129,3 +133,4 @@ def test_all_that_pod_security_forbids_is_told_with_its_field(forbids: str, fixe
     message = f'pods "r-0" is forbidden: violates PodSecurity "restricted:latest": {forbids}'
     found = reason_in(message, Asked("Job/r cannot make its pod", kind="Job"))
     assert found is not None and all(fix in found.fix for fix in fixes)
+    assert ("pod_patch" in found.fix) == ("init-pytorch" not in forbids)
