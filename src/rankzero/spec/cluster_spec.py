@@ -247,7 +247,7 @@ class ClusterSpec(Section):
     """Restarts after failures that trying again may cure. Stopped, evicted and preempted pods do not count."""
     timeout_seconds: PositiveInt | None = None
     """End the run after this time, whatever it is doing. A kind that does not count it over restarts refuses it: all
-    but job and pytorchjob."""
+    but job and pytorchjob, whose operator looks at it only when a pod changes."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
     """Remove the finished run's object, and its pods and logs with it, after this time; absent: keep it."""
     rendezvous_timeout_seconds: PositiveInt = 1800
