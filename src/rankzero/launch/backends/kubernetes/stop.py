@@ -155,9 +155,7 @@ def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manif
     except ApiError as error:
         if error.status != 403:
             raise
-        if label(there, labels.QUEUE) is not None and is_queued_without_pods(
-            there
-        ):  # made again it would be the last of all
+        if label(there, labels.QUEUE) and is_queued_without_pods(there):  # made again it would be the last of all
             run = label(there, labels.RUN)
             return (
                 "waits in its queue; you may not list Workloads, and where somebody has put its own aside (spec.active:"

@@ -11,14 +11,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.directories import there
-from rankzero.errors import AccessError
+from rankzero.errors import AccessError, StorageError
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.render.sbatch_parts import CANCELLED_FILE, SUBMITTED_FILE
 from rankzero.run_dir.atomic import storage_errors, write_json, write_text
@@ -224,6 +224,9 @@ class RunState:
         with storage_errors(self.root):
             for job in jobs:
                 (self.root / f"{CANCELLED_FILE}{job}").touch()
+        if jobs:
+            with suppress(StorageError):  # for scripts that an earlier version submitted, which know no other word
+                write_text(self.root / "cancelled", "".join(f"{job}\n" for job in jobs))
 
     def notes(self, part: Part, job: str) -> tuple[int, NodeNotes]:
         """As `read_notes`, of a node or the preparation."""

@@ -215,6 +215,8 @@ def test_a_run_that_is_cancelled_while_it_is_prepared_does_not_start(site: Site)
     told = [call for call in site.slurm.calls if call.startswith("scancel")]
     assert told == ["scancel 18", "scancel --signal=TERM 17"]
     assert site.is_cancelled("17") and site.is_cancelled("18")
+    # Scripts that an earlier version submitted look into this one.
+    assert set((site.root / "slurm/r/cancelled").read_text().split()) == {"17", "18"}
     note_preparation(site, "end 75", words={"outcome": "stopped", "exit_code": 75})
     assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
 
