@@ -36,10 +36,10 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
         if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
             return None
+        sys.meta_path.remove(self)  # nobody goes on through the list, which would leave the next one out
         return importlib.util.spec_from_file_location(name, spec.origin, loader=_Loader(name, spec.origin))
 
 

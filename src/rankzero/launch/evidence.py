@@ -35,8 +35,6 @@ class Evidence:
     run: str
     now: datetime
     """When it was collected, in UTC; ages are counted from it."""
-    context: str = ""
-    """Of the kubeconfig that it was collected by, where it is known."""
     objects: tuple[Manifest, ...] = ()
     """Everything that carries the run's label except pods: Job, JobSet, TrainJob, claims, ConfigMap (without data) …"""
     pods: tuple[Manifest, ...] = ()
@@ -50,3 +48,5 @@ class Evidence:
     logs: Mapping[str, str] = field(default_factory=dict)
     """Last lines by pod name; of the container that trains, or of its last instance where it has been restarted."""
     refused: tuple[Refusal, ...] = ()
+    context: str = ""
+    """Of the kubeconfig that it was collected by, where it is known."""
