@@ -88,7 +88,7 @@ def _kept(folder: Path, define: Callable[..., Structure], its_file: str) -> Stru
     except ConfigError:  # no home
         return define(str(folder), None)
     state = _state(folder, its_file)
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         saved = json.loads(record.read_text(encoding="utf-8"))
         if saved["state"] == state:
             return {

@@ -134,6 +134,8 @@ def test_a_damaged_record_is_made_again(models: Models, own_cache: Path, damage:
     record.write_bytes(damage.encode("latin-1"))
     assert models.of_a_process()(models.folder) == {frozenset({"torch"}): {"one": {"One"}}}
     assert models.looked == 2 and record.read_text() == whole
+    record.write_text(json.dumps({**json.loads(whole), "structure": [[["torch"], ["one"]]]}))
+    assert models.of_a_process()(models.folder) == {frozenset({"torch"}): {"one": {"One"}}}
 
 
 def test_without_a_cache_nothing_is_kept(models: Models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
